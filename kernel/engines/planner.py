@@ -1,0 +1,170 @@
+"""The plan on the device: one block, once a step for all layers. The rule is that of `mjolnir.kernel.plan`.
+
+Beside (item, tile) each cut keeps where its merge ends: for the first cut inside an item one past the last CTA that
+has a chunk of it, for every other cut 0.
+"""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Int32, cute
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+from mjolnir.kernel.geometry import TILE
+
+THREADS = 1024
+MAX_BATCH = 8192
+"""The largest batch: the first tile of each sequence is kept in shared memory."""
+
+
+class Planner:
+    """The plan kernel; head count, splits and margin are run-time arguments."""
+
+    @cute.jit
+    def __call__(
+        self,
+        lengths: cute.Tensor,
+        cuts: cute.Tensor,
+        tiles: cute.Tensor,
+        heads_kv: Int32,
+        max_splits: Int32,
+        capacity: Int32,
+        margin: Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """Fill `cuts` (grid + 1, 4) and `tiles` (batch,) from `lengths` (batch,), all int32."""
+        self.kernel(lengths, cuts, tiles, heads_kv, max_splits, capacity, margin).launch(
+            grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        lengths: cute.Tensor,
+        cuts: cute.Tensor,
+        tiles: cute.Tensor,
+        heads_kv: Int32,
+        max_splits: Int32,
+        capacity: Int32,
+        margin: Int32,
+    ) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        batch = cute.size(lengths)
+        grid = cute.size(cuts, mode=[0]) - 1
+        smem = cutlass.utils.SmemAllocator()
+        starts = smem.allocate_tensor(Int32, cute.make_layout(MAX_BATCH + 1), byte_alignment=16)
+        sums = smem.allocate_tensor(Int32, cute.make_layout(THREADS // 32), byte_alignment=16)
+        total = Int32(0)
+        for base in cutlass.range(0, batch, THREADS, unroll=1):
+            sequence = base + thread
+            mine = Int32(0)
+            if sequence < batch:
+                mine = self._tiles(lengths[sequence], capacity, margin)
+                tiles[sequence] = mine
+                mine = mine * heads_kv
+            before, all_ = self._scan(mine, sums)
+            if sequence < batch:
+                starts[sequence] = total + before
+            total += all_
+        cute.arch.sync_threads()
+        for cut in cutlass.range(thread, grid + 1, THREADS, unroll=1):
+            item, tile = batch * heads_kv, Int32(0)
+            if cut < grid:
+                place = cut * (total // grid) + cut * (total % grid) // grid
+                item, tile = self._cut(starts, tiles, batch, heads_kv, max_splits, place)
+            cuts[cut, 0] = item
+            cuts[cut, 1] = tile
+            cuts[cut, 3] = Int32(0)
+        cute.arch.fence_acq_rel_cta()
+        cute.arch.sync_threads()
+        for cut in cutlass.range(thread, grid + 1, THREADS, unroll=1):
+            cuts[cut, 2] = self._merge_end(cuts, cut, grid)
+
+    @cute.jit
+    def _tiles(self, length: Int32, capacity: Int32, margin: Int32) -> Int32:
+        """Planned tiles of one sequence's items."""
+        planned = Int32(1)
+        if length > 0:
+            planned = cutlass.max(cute.ceil_div(cutlass.min(length + margin, capacity), TILE), Int32(1))
+        return planned
+
+    @cute.jit
+    def _scan(self, value: Int32, sums: cute.Tensor) -> tuple[Int32, Int32]:
+        """Sum over the threads below this one, and over all threads of the block."""
+        lane = cute.arch.lane_idx()
+        warp = cute.arch.warp_idx()
+        inclusive = value
+        for bit in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(inclusive, offset=1 << bit, mask_and_clamp=0)
+            if lane >= 1 << bit:
+                inclusive += other
+        cute.arch.sync_threads()
+        if lane == 31:
+            sums[warp] = inclusive
+        cute.arch.sync_threads()
+        before, total = Int32(0), Int32(0)
+        for other_warp in cutlass.range_constexpr(THREADS // 32):
+            total += sums[other_warp]
+            if other_warp < warp:
+                before += sums[other_warp]
+        return before + inclusive - value, total
+
+    @cute.jit
+    def _cut(
+        self, starts: cute.Tensor, tiles: cute.Tensor, batch: Int32, heads_kv: Int32, max_splits: Int32, place: Int32
+    ) -> tuple[Int32, Int32]:
+        """The cut nearest to `place` on the line of tiles that its item allows."""
+        low, high = Int32(0), batch - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if starts[middle] <= place:
+                low = middle
+            else:
+                high = middle - 1
+        count = tiles[low]
+        offset = place - starts[low]
+        item = low * heads_kv + offset // count
+        tile = offset % count
+        grain = Int32(1)
+        if max_splits > 0:
+            grain = cute.ceil_div(count, max_splits)
+        down = tile // grain * grain
+        up = cutlass.min(down + grain, count)
+        if tile - down > up - tile:
+            down = up
+        if down == count:
+            item += 1
+            down = Int32(0)
+        return item, down
+
+    @cute.jit
+    def _merge_end(self, cuts: cute.Tensor, cut: Int32, grid: Int32) -> Int32:
+        """One past the last CTA with a chunk of the item that this cut is the first to fall into, else 0."""
+        item = cuts[cut, 0]
+        first = cuts[cut, 1] > 0
+        if cut > 0:
+            if cuts[cut - 1, 0] == item:
+                if cuts[cut - 1, 1] > 0:
+                    first = cutlass.Boolean(False)
+        end = Int32(0)
+        if first:
+            # the first cut at or beyond the item's end: its CTA has nothing of the item
+            low, high = cut + 1, grid
+            while low < high:
+                middle = (low + high) // 2
+                if cuts[middle, 0] > item:
+                    high = middle
+                else:
+                    low = middle + 1
+            end = low
+        return end
+
+
+def arguments() -> tuple[object, ...]:
+    """Symbolic arguments to compile the planner with."""
+    batch, rows = cute.sym_int32(), cute.sym_int32()
+    lengths = make_fake_compact_tensor(Int32, (batch,))
+    cuts = make_fake_compact_tensor(Int32, (rows, 4), stride_order=(1, 0), assumed_align=16)
+    tiles = make_fake_compact_tensor(Int32, (batch,))
+    return lengths, cuts, tiles, Int32(1), Int32(0), Int32(1), Int32(0), make_fake_stream()

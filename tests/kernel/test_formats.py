@@ -1,0 +1,95 @@
+"""Formats: e4m3 against a table of its own values, and the rounding of queries."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mjolnir.kernel.formats import FORMATS, round_query
+
+FP8 = FORMATS["fp8"]
+
+
+def e4m3_value(code: int) -> float:
+    """The value of an e4m3fn code, from its bits."""
+    sign, exponent, mantissa = (-1) ** (code >> 7), code >> 3 & 15, code & 7
+    if exponent == 15 and mantissa == 7:
+        return math.nan
+    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
+
+
+FINITE = [code for code in range(256) if not math.isnan(e4m3_value(code))]
+
+
+def nearest(value: float) -> float:
+    """The e4m3 value nearest to `value`, of two equally near the one with the even code."""
+    best = min(FINITE, key=lambda code: (abs(e4m3_value(code) - value), code & 1))
+    return e4m3_value(best)
+
+
+def test_every_code_has_its_value() -> None:
+    values = FP8.dequantise(torch.arange(256, dtype=torch.uint8))
+    expected = torch.tensor([e4m3_value(code) for code in range(256)])
+    assert torch.equal(values.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9))
+    assert FP8.largest == max(e4m3_value(code) for code in FINITE)
+
+
+def test_values_are_exact_in_f16() -> None:
+    codes = torch.tensor(FINITE, dtype=torch.uint8)
+    assert torch.equal(FP8.dequantise(codes, torch.float16).double(), FP8.dequantise(codes, torch.float64))
+
+
+def test_codes_come_back() -> None:
+    codes = torch.tensor(FINITE, dtype=torch.uint8)
+    assert torch.equal(FP8.quantise(FP8.dequantise(codes)), codes)
+
+
+@given(st.floats(-600, 600, width=32))
+def test_quantising_takes_the_nearest(value: float) -> None:
+    assert FP8.dequantise(FP8.quantise(torch.tensor([value]))).item() == nearest(value)
+
+
+def test_halves_go_to_the_even_code() -> None:
+    values = sorted({e4m3_value(code) for code in FINITE})
+    halves = torch.tensor([(low + high) / 2 for low, high in zip(values, values[1:], strict=False)])
+    assert FP8.dequantise(FP8.quantise(halves)).tolist() == [nearest(half) for half in halves.tolist()]
+
+
+@pytest.mark.parametrize(("value", "code"), [(449.0, 0x7E), (1e9, 0x7E), (-1e9, 0xFE), (math.inf, 0x7E)])
+def test_large_values_saturate(value: float, code: int) -> None:
+    assert FP8.quantise(torch.tensor([value])).item() == code
+
+
+def test_half_precision_is_quantised_as_its_value() -> None:
+    assert FP8.dequantise(FP8.quantise(torch.tensor([1.0625, 3.1], dtype=torch.bfloat16))).tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_ordinary_queries_are_exact(dtype: torch.dtype) -> None:
+    query = torch.randn(7, 128, generator=torch.Generator().manual_seed(1)).add(0.01).to(dtype)
+    rows, factor = round_query(query)
+    assert rows.dtype == torch.float16
+    assert torch.equal(factor, torch.ones(7))
+    large = query.abs() >= 2**-14
+    assert torch.equal(rows.float()[large], query.float()[large])
+
+
+@pytest.mark.parametrize(
+    ("largest", "factor"),
+    [(0.0, 1.0), (32640.0, 1.0), (32768.0, 2.0), (65280.0, 2.0), (65536.0, 4.0), (2.0**127, 2.0**113)],
+)
+def test_rows_above_the_limit_are_scaled_by_the_least_power_of_two(largest: float, factor: float) -> None:
+    query = torch.tensor([[largest, -largest / 2, 0.0], [1.0, 2.0, 3.0]], dtype=torch.bfloat16)
+    rows, factors = round_query(query)
+    assert factors.tolist() == [factor, 1.0]
+    assert rows.abs().amax() < 2**15
+    assert torch.equal(rows.double() * factors[:, None].double(), query.double())
+
+
+@given(st.lists(st.floats(-(2.0**120), 2.0**120, width=32), min_size=4, max_size=4))
+def test_scaled_rows_lose_only_what_f16_cannot_hold(values: list[float]) -> None:
+    query = torch.tensor([values], dtype=torch.bfloat16)
+    rows, factor = round_query(query)
+    error = (rows.double() * factor.double() - query.double()).abs()
+    assert (error <= 2.0**-25 * factor.double()).all()

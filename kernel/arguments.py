@@ -35,39 +35,12 @@ def check_query(name: str, tensor: torch.Tensor, geometry: Geometry, batch: int)
     return tensor
 
 
-def check_cache(name: str, tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """A cache view (num_pages, page_size, heads_kv, head_dim) as bytes.
-
-    Raises:
-        ValueError: shape, strides or alignment.
-        TypeError: dtype.
-    """
+def as_bytes(cache: torch.Tensor) -> torch.Tensor:
+    """A checked cache view as bytes; a dimension of size one, which may carry any stride, gets one that TMA takes."""
     import torch
 
-    if tensor.dtype not in (torch.uint8, torch.float8_e4m3fn):
-        raise TypeError(f"{name} is {tensor.dtype}; an fp8 cache is torch.float8_e4m3fn or torch.uint8")
-    expected = (geometry.page_size, geometry.heads_kv, geometry.head_dim)
-    if tensor.dim() != 4 or tuple(tensor.shape[1:]) != expected:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}; expected (num_pages, {', '.join(map(str, expected))})"
-        )
-    if tensor.stride(3) != 1:
-        raise ValueError(f"{name} has stride {tensor.stride(3)} in head_dim; the elements of a head must be contiguous")
-    if tensor.data_ptr() % ALIGNMENT:
-        raise ValueError(f"{name} starts at an address that is no multiple of {ALIGNMENT} bytes, which TMA asks for")
-    for dim in range(3):
-        if tensor.shape[dim] > 1 and tensor.stride(dim) % ALIGNMENT:
-            raise ValueError(
-                f"{name} has stride {tensor.stride(dim)} in dimension {dim}; TMA asks for multiples of "
-                f"{ALIGNMENT} bytes"
-            )
-    return normal_strides(tensor.view(torch.uint8))
-
-
-def normal_strides(cache: torch.Tensor) -> torch.Tensor:
-    """The same view with a harmless stride in dimensions of size one, which may carry any."""
     strides = [ALIGNMENT if size == 1 else step for size, step in zip(cache.shape[:3], cache.stride()[:3], strict=True)]
-    return cache.as_strided(cache.shape, (*strides, 1))
+    return cache.view(torch.uint8).as_strided(cache.shape, (*strides, 1))
 
 
 def check_int32(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:

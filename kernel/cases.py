@@ -265,7 +265,7 @@ def expected(case: Case, grid: int) -> Expected:
 def _scales(case: Case, rng: np.random.Generator) -> Tensor:
     heads = case.geometry.heads_kv
     shapes: dict[str, tuple[int, ...]] = {"one": (), "head": (heads,), "sequence": (len(case.lengths), heads)}
-    return torch.from_numpy(np.exp2(rng.uniform(-1, 1, shapes[case.scales]), dtype=np.float32))
+    return torch.as_tensor(np.exp2(rng.uniform(-1, 1, shapes[case.scales])), dtype=torch.float32)
 
 
 def _block_table(case: Case, rng: np.random.Generator) -> tuple[Tensor, int]:

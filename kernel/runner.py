@@ -15,6 +15,7 @@ from mjolnir.kernel import arguments, cache
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.layouts import check_views
 from mjolnir.kernel.variant import Variant
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class Runner:
             raise ValueError(f"scale = {softmax_scale} must be above zero")
         if (lse is not None) != self.variant.lse:
             raise ValueError("lse is given exactly when the runner was made with lse=True")
+        check_views(k_cache, v_cache, geometry)
         rows = arguments.check_query("query", query, geometry, batch)
         target = arguments.check_query("out", out, geometry, batch)
         if not _aligned(rows):
@@ -173,8 +175,8 @@ class Runner:
         direct = target if _aligned(target) else self._packed[1, :batch]
         self._launch(
             rows,
-            arguments.check_cache("k_cache", k_cache, geometry),
-            arguments.check_cache("v_cache", v_cache, geometry),
+            arguments.as_bytes(k_cache),
+            arguments.as_bytes(v_cache),
             block_table,
             seq_lens,
             direct,

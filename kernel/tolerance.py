@@ -16,7 +16,7 @@ Three roundings separate a kernel from exact attention r = sum w v (w the softma
    inside what t = 8 leaves, as the errors of P are seldom above t = 3.
 
 The RMS is that of the reference, never of what is judged. A row that is all zero must be met exactly.
-The log-sum-exp takes unrounded p: f32 rounding of the scores, which are of its own magnitude, and of the sum.
+The log-sum-exp takes unrounded p: f32 rounding of the sum, and of the scores, whose magnitude its own RMS stands for.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ P_ROUNDOFF = 2.0**-11
 
 P_DEVIATIONS = 8.0
 """t: by how many times P's scale an element may be off."""
+
+MAGNITUDE_ROUNDS = 4
+"""Alternations after which the magnitudes of rows and channels have settled."""
 
 LSE_ABSOLUTE, LSE_RELATIVE = 2.0**-16, 2.0**-18
 
@@ -63,9 +66,11 @@ def bound(reference: Tensor, geometry: Geometry) -> Tensor:
 def _magnitude(value: Tensor, geometry: Geometry) -> Tensor:
     """The scale of each element, from its row and from its channel."""
     rows = value.reshape(len(value), geometry.heads_kv, geometry.gqa, -1)
-    row = _rms(rows, -1)
-    channel = _rms(rows / row, 0, 2)
-    return torch.maximum(row, _rms(rows / channel, -1) * channel).reshape(value.shape)
+    plain = row = _rms(rows, -1)
+    for _ in range(MAGNITUDE_ROUNDS):
+        channel = _rms(rows / row, 0, 2)
+        row = _rms(rows / channel, -1)
+    return torch.maximum(plain, row * channel).reshape(value.shape)
 
 
 def _rms(value: Tensor, *dimensions: int) -> Tensor:
@@ -77,8 +82,11 @@ def _rms(value: Tensor, *dimensions: int) -> Tensor:
 
 def lse_bound(reference: Tensor) -> Tensor:
     """The most by which each log-sum-exp (f32, natural) may differ from `reference`; f32, of the same shape."""
-    finite = torch.where(reference.isinf(), 0.0, reference.double())
-    return (LSE_ABSOLUTE + LSE_RELATIVE * finite.abs()).float()
+    value = reference.double()
+    number = value.isfinite()
+    magnitude = torch.where(number, value.abs(), 0.0)
+    rms = (magnitude.square().sum() / number.sum().clamp(min=1)).sqrt()
+    return (LSE_ABSOLUTE + LSE_RELATIVE * magnitude.clamp(min=rms)).float()
 
 
 def excess(out: Tensor, reference: Tensor, geometry: Geometry) -> float:

@@ -13,7 +13,7 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from mjolnir.kernel.geometry import TILE
 
-THREADS = 1024
+THREADS = 512
 MAX_BATCH = 8192
 """The largest batch: the first tile of each sequence is kept in shared memory."""
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mjolnir.kernel.knobs import KNOBS, Knob, Setting, knob, parse_assignment
 
 settings = st.builds(Setting, **{item.name: st.sampled_from(item.values) for item in KNOBS})

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mjolnir.kernel.device import H200, SMEM_PER_SM, Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import KNOBS, Setting

@@ -1,0 +1,80 @@
+# From a fresh clone: `make run` tunes (a replay where there is no GPU), `make test` checks everything that needs no GPU.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+ROOMS := kernel tuner ledger backend research
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PYTHON ?= $(shell for name in python3.11 python3; do "$$name" -c "" 2>/dev/null && echo "$$name" && break; done)
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+
+# ---- set-up -------------------------------------------------------------------------------------------------------
+# Each stamp lies in what it vouches for, so that removing the one removes the other. The dependencies are installed
+# again when pyproject.toml changes; the project also when a file comes or goes, since a strict editable install links
+# file by file (from build/).
+
+.PHONY: help install run test lint types imports cpu-tests clean FORCE
+
+help:
+	@echo "make run    tune, promote into a scratch table, export to out/ (a replay of a recorded H200 where there is no GPU)"
+	@echo "make test   ruff, mypy, import rules and the CPU tests"
+	@echo "make clean  remove what the two have made, the environment included"
+
+install: build/.installed
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.dependencies: pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV), which takes some minutes the first time"
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=80"
+ifneq ($(GPU),yes)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+endif
+	$(BIN)/python -m pip install -qq --no-build-isolation --config-settings editable_mode=strict --editable ".[dsl,dev]"
+	touch $@
+
+$(VENV)/.modules: FORCE | $(BIN)/python
+	@find $(ROOMS) -type f -not -path "*/__pycache__/*" -not -path "research/runs/*" -not -path "research/bench/results/*" \
+	    -not -path "research/ledger.*" -not -path "research/.ledger/*" | LC_ALL=C sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+build/.installed: $(VENV)/.dependencies $(VENV)/.modules
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=strict --editable .
+	touch $@
+
+# ---- make run -----------------------------------------------------------------------------------------------------
+# The tag is fresh each time, and all that is written lies in out/.
+
+DEVICE := $(if $(GPU),cuda,replay)
+
+run: install
+	@tag="run-$$(date -u +%Y%m%d-%H%M%S)-$$$$"; \
+	$(BIN)/mjolnir autoresearch run --tag "$$tag" --device $(DEVICE) --ledger out/ledger \
+	    --promote --defaults "out/$$tag/defaults.json" --export "out/$$tag"
+
+# ---- make test ----------------------------------------------------------------------------------------------------
+
+test: lint types imports cpu-tests
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# By package name: the rooms are folders here and parts of the namespace `mjolnir` when imported. The checker follows
+# the links of the install; the paths that it prints are put back to the files that they link to.
+types: install
+	$(BIN)/mypy $(ROOMS:%=-p mjolnir.%) -p tests 2>&1 | sed "s#^build/__editable__[^/]*/mjolnir/##"
+
+imports: install
+	$(BIN)/lint-imports
+
+cpu-tests: install
+	$(BIN)/pytest -m "not gpu" --numprocesses 2
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,112 @@
+"""The index of one ledger folder, always as new as the truth, and what it is needed for in flushing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from sqlalchemy import exc
+
+from mjolnir.ledger import queries
+from mjolnir.ledger.commits import PREFIX, Commit, commit_of
+from mjolnir.ledger.git_store import GitStore
+from mjolnir.ledger.index import NAME, Index, sqlite_url
+from mjolnir.ledger.sync import synchronise
+
+_log = logging.getLogger(__name__)
+
+
+class Catalog:
+    """Opens the index where it can lie, keeps it fresh, and throws it away when it is broken."""
+
+    def __init__(self, live: Path, store: GitStore | None) -> None:
+        self._live = live
+        self._store = store
+        self._index: Index | None = None
+        self._path: Path | None = None
+
+    def fresh(self) -> Index:
+        """The index, with all that the live file and the refs hold by now."""
+        try:
+            index = self._open()
+            synchronise(index, self._live, self._store)
+        except exc.DatabaseError as error:
+            index = self._open_again(error)
+            synchronise(index, self._live, self._store)
+        return index
+
+    def as_is(self) -> Index:
+        """The index with what was read before; nothing is read for it."""
+        try:
+            return self._open()
+        except exc.DatabaseError as error:
+            return self._open_again(error)
+
+    def rebuild(self) -> int:
+        """Forget the index and read everything again; the number of records."""
+        try:
+            return synchronise(self._open(), self._live, self._store, anew=True)
+        except exc.DatabaseError as error:
+            return synchronise(self._open_again(error), self._live, self._store, anew=True)
+
+    def backlog(self, index: Index, heads: dict[str, str]) -> list[Commit]:
+        """The commits that the refs at `heads` lack, in the order of their chains."""
+        with index.change() as connection:
+            tips = index.tips(connection, with_commit=True)
+        found: list[Commit] = []
+        for writer, tip in sorted(tips.items()):
+            ref = f"{PREFIX}/{tip.link.tag}/{writer}"
+            head = heads.get(ref, "")
+            if head == tip.commit_id:
+                continue
+            at = queries.place_of(index, writer, head)
+            if head and at is None:
+                _log.warning("%s is at %s, which no record here makes; it is left alone", ref, head)
+                continue
+            found.extend(
+                self._chain(index, writer, head, tip.environment_id, 0 if at is None else at + 1, tip.link.seq)
+            )
+        return found
+
+    def close(self) -> None:
+        """Close the database. Idempotent."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+    @property
+    def _algorithm(self) -> str:
+        return "sha1" if self._store is None else self._store.algorithm
+
+    def _chain(self, index: Index, writer: str, parent: str, environment: str, first: int, last: int) -> list[Commit]:
+        chain: list[Commit] = []
+        for record in queries.of_writer(index, writer, first, last):
+            commit = commit_of(record, parent, environment, self._algorithm)
+            chain.append(commit)
+            parent = commit.id
+        return chain
+
+    def _open(self) -> Index:
+        path = self._where()
+        if self._index is not None and path != self._path:
+            self.close()
+        if self._index is None:
+            self._index = Index(sqlite_url(path), self._algorithm)
+            self._path = path
+        return self._index
+
+    def _where(self) -> Path | None:
+        """The index file, or None (in memory) where the folder is not there or cannot be written."""
+        folder = self._live.parent
+        return folder / NAME if folder.is_dir() and os.access(folder, os.W_OK) else None
+
+    def _open_again(self, error: exc.DatabaseError) -> Index:
+        """Start over with an empty index: it holds nothing that is not elsewhere."""
+        self.close()
+        path = self._where()
+        if path is not None:
+            _log.warning("the index %s is unusable and is built again: %s", path, error.orig)
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return self._open()

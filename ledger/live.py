@@ -1,0 +1,248 @@
+"""The live file: where a record becomes durable.
+
+A record is appended under a file lock with one write and one fsync; then it is acknowledged. The cost does not
+depend on how much the file holds: what others appended meanwhile is read, nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from mjolnir.ledger.record import MAX_LINE, LedgerError, LedgerFull, Record, RecordError, parse
+
+NAME = "ledger.jsonl"
+LOCK = "ledger.lock"
+ASIDE = ".ledger"
+
+LOCK_SECONDS = 60.0
+_NO_SPACE = {"ENOSPC", "EDQUOT", "EFBIG"}
+_CHUNK = 1 << 20
+
+
+class LiveFile:
+    """One open live file. Not thread-safe by itself; its owner holds a mutex.
+
+    Attributes:
+        path: the file.
+        size: bytes of it that are known.
+        lamport: the largest lamport known.
+    """
+
+    def __init__(self, folder: Path, size: int = 0, lamport: int = 0) -> None:
+        """Open the file of `folder`, made when missing; its first `size` bytes are known to hold at most `lamport`."""
+        self.path = folder / NAME
+        self.lamport = lamport
+        self._folder = folder
+        self.size = size
+        self._fd = -1
+        _make_folder(folder)
+        self._lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS, poll_interval=0.001, thread_local=False)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file lock: no other process appends meanwhile."""
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise LedgerError(
+                f"another process has held {self._folder / LOCK} for {LOCK_SECONDS:.0f} s; "
+                "end the one that hangs (the lock goes with it) and run again"
+            ) from error
+        except OSError as error:
+            raise LedgerError(f"{self._folder / LOCK} cannot be locked: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def catch_up(self) -> list[Record]:
+        """Read what others appended since; move a torn tail aside. To be called while locked."""
+        self._reopen()
+        size = os.fstat(self._fd).st_size
+        if size < self.size:
+            # An older copy was put back: what it lacks is in git, what it holds is read again.
+            self.size = 0
+        if size == self.size:
+            return []
+        records = []
+        for _, end, line in scan(self.path, self.size):
+            self.size = end
+            try:
+                record = parse(line)
+            except RecordError:
+                continue
+            self.lamport = max(self.lamport, record.lamport)
+            records.append(record)
+        if self.size < size:
+            self._move_aside(self.size, size)
+        return records
+
+    def mend(self) -> None:
+        """Go to the end without reading what is there; move a torn tail aside. To be called while locked."""
+        self._reopen()
+        end = os.fstat(self._fd).st_size
+        self.size = _end_of_lines(self._fd, end)
+        if self.size < end:
+            self._move_aside(self.size, end)
+
+    def append(self, *records: Record) -> None:
+        """Write `records` at the end, durably. To be called while locked, after `catch_up`.
+
+        Raises:
+            LedgerFull: no space; the file was cut back to what it was.
+            LedgerError: it could not be written for another reason; cut back likewise.
+        """
+        data = b"".join(record.line + b"\n" for record in records)
+        try:
+            written = os.write(self._fd, data)
+            if written < len(data):
+                raise LedgerFull(f"the disk of {self.path} is full; free some space and run again with --resume")
+            os.fsync(self._fd)
+        except BaseException as error:
+            # Also for a Ctrl-C in between: what was not acknowledged is not left half written.
+            self._cut_back()
+            if isinstance(error, OSError):
+                raise self._failure(error) from error
+            raise
+        self.size += len(data)
+        self.lamport = max(self.lamport, *(record.lamport for record in records))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _reopen(self) -> None:
+        """Make sure that the open file is the one at `path`: it may have been removed or replaced."""
+        if self._fd >= 0:
+            try:
+                if os.path.samestat(self.path.stat(), os.fstat(self._fd)):
+                    return
+            except FileNotFoundError:
+                pass
+            self.close()
+            self.size = 0
+        try:
+            flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+            try:
+                self._fd = os.open(self.path, flags)
+            except FileNotFoundError:
+                self._fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                sync_folder(self._folder)
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be opened for writing: {error.strerror}") from error
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._fd, self.size)
+            os.fsync(self._fd)
+        except OSError:
+            # The next `catch_up`, here or elsewhere, meets the rest as a torn tail.
+            return
+
+    def _move_aside(self, start: int, end: int) -> None:
+        """Put a torn tail, left by a writer killed while writing, into a file of its own."""
+        tail = os.pread(self._fd, min(end - start, MAX_LINE), start)
+        folder = self._folder / ASIDE
+        path = folder / f"torn-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{hashlib.sha256(tail).hexdigest()[:8]}"
+        try:
+            folder.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                file.write(tail)
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(folder)
+            os.ftruncate(self._fd, start)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> LedgerError:
+        if errno.errorcode.get(error.errno or 0) in _NO_SPACE:
+            return LedgerFull(f"the disk of {self.path} is full; free some space and run again with --resume")
+        return LedgerError(f"{self.path} cannot be written: {error.strerror}")
+
+
+def scan(path: Path, start: int = 0, *, must_exist: bool = False) -> Iterator[tuple[int, int, bytes]]:
+    """(start, end, line) of each whole line from byte `start` on; what follows the last newline is not a line yet."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        if must_exist:
+            raise
+        return
+    with file:
+        file.seek(start)
+        rest = b""
+        while chunk := file.read(_CHUNK):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                end = start + len(line) + 1
+                yield start, end, line
+                start = end
+
+
+def last_lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of the file from the last to the first."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        position = file.seek(0, os.SEEK_END)
+        rest, torn = b"", True
+        while position:
+            step = min(_CHUNK, position)
+            position -= step
+            file.seek(position)
+            rest, *lines = (file.read(step) + rest).split(b"\n")
+            for line in reversed(lines):
+                if not torn:
+                    yield line
+                torn = False
+        if not torn:
+            yield rest
+
+
+def _end_of_lines(fd: int, end: int) -> int:
+    """Where the last whole line before byte `end` ends."""
+    while end:
+        start = max(end - _CHUNK, 0)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in `folder` durable."""
+    if os.name == "nt":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder of our own making tells git to leave it alone; one that was there is left as it is."""
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_text("*\n")
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise LedgerError(f"{folder} cannot be made: {error.strerror}; name another with --ledger") from error

@@ -1,0 +1,129 @@
+"""Choosing the bench of a campaign: a GPU, or a recording of one when that is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjolnir.research.answer import MissingFailure, UsageFailure
+
+if TYPE_CHECKING:
+    from mjolnir.research.request import Request
+    from mjolnir.tuner.bench import Bench
+    from mjolnir.tuner.recording import Recording
+
+NO_DEVICE = "no CUDA device; try --device replay (packaged H200 recording)"
+
+
+def choose(request: Request, campaign: Mapping[str, Any] | None, seed: int) -> Bench:
+    """The bench that the request names; a resumed campaign stays on what it began on.
+
+    Args:
+        request: what the user asked.
+        campaign: body of the campaign record that is resumed, or None.
+        seed: of the replay's noise.
+
+    Raises:
+        UsageFailure: a device or recording that does not exist, or not the one that the campaign began on.
+        MissingFailure: no GPU, or no package to use it.
+    """
+    simulated = bool(campaign["simulated"]) if campaign else request.device == "replay"
+    if campaign and request.device != "auto" and (request.device == "replay") != simulated:
+        kind = "a replay" if simulated else "a campaign on a GPU"
+        raise UsageFailure(f"this tag is {kind}; resume it without --device {request.device}, or start a new tag")
+    if simulated:
+        return _replay(request, campaign, seed)
+    if request.recording:
+        raise UsageFailure("--recording is for --device replay")
+    return _gpu(request)
+
+
+def device_index(text: str) -> int:
+    """The CUDA device that `auto`, `cuda` or `cuda:<i>` names.
+
+    Raises:
+        UsageFailure: the text is none of these.
+    """
+    match = re.fullmatch(r"auto|cuda(?::(\d+))?", text)
+    if not match:
+        raise UsageFailure(f"--device {text!r}: there are auto, cuda, cuda:<number> and replay")
+    return int(match.group(1) or 0)
+
+
+def require_gpu(text: str) -> int:
+    """The index of the CUDA device that `text` names.
+
+    Raises:
+        UsageFailure: `text` names none.
+        MissingFailure: this machine has no such device.
+    """
+    index = device_index(text)
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise MissingFailure(NO_DEVICE)
+    if index >= count:
+        raise MissingFailure(f"no CUDA device {index}: there are {count}, counted from 0")
+    return index
+
+
+def load_recording(name: str | None) -> Recording:
+    """A packaged recording by name, or one from a folder; without a name the first packaged one.
+
+    Raises:
+        UsageFailure: there is no such recording, or it is malformed.
+    """
+    from mjolnir.tuner import recording
+
+    names = recording.packaged_names()
+    try:
+        if name is None and names:
+            return recording.packaged(names[0])
+        if name in names:
+            return recording.packaged(str(name))
+        if name and Path(name, "recording.json").is_file():
+            return recording.Recording.load(Path(name))
+    except recording.RecordingError as error:
+        raise UsageFailure(f"the recording {name or names[0]} cannot be replayed: {error}") from error
+    listed = ", ".join(names) or "none"
+    if name is None:
+        raise MissingFailure("this installation has no packaged recording; name a folder with --recording PATH")
+    raise UsageFailure(f"--recording {name!r} is neither a packaged recording ({listed}) nor a folder that holds one")
+
+
+def _replay(request: Request, campaign: Mapping[str, Any] | None, seed: int) -> Bench:
+    from mjolnir.tuner.replay import ReplayBench
+
+    known = campaign["recording"] if campaign else None
+    recording = load_recording(request.recording or known)
+    if known and recording.name != known:
+        raise UsageFailure(f"this tag replays {known}, not {recording.name}; start a new tag for another recording")
+    _require_same_problem(request, recording)
+    return ReplayBench(recording, seed)
+
+
+def _require_same_problem(request: Request, recording: Recording) -> None:
+    geometry, placement, workload = request.problem()
+    asked = (
+        ("--geometry", request.geometry, geometry, recording.geometry),
+        ("--placement", request.placement, placement, recording.placement),
+        ("--workload", request.workload, workload, recording.workload),
+    )
+    for flag, given, wanted, recorded in asked:
+        if given is not None and wanted != recorded:
+            what = getattr(recorded, "name", recorded)
+            raise UsageFailure(f"{flag} {given}: the recording {recording.name} has {what} and nothing else")
+
+
+def _gpu(request: Request) -> Bench:
+    index = require_gpu(request.device)
+    geometry, placement, workload = request.problem()
+    from mjolnir.tuner import gpu
+
+    try:
+        return gpu.GpuBench(geometry, placement, workload, index=index)
+    except (gpu.DeviceUnavailable, ImportError) as error:
+        raise MissingFailure(f"{error}; `mjolnir doctor` says what is missing") from error

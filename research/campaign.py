@@ -1,0 +1,244 @@
+"""One campaign from the command to its end: ledger, bench, tuner, promotion, summary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from platform import python_version, system
+from typing import TYPE_CHECKING, Any
+
+from mjolnir import ledger as ledgers
+from mjolnir.kernel.knobs import Setting
+from mjolnir.research import benches, places
+from mjolnir.research.answer import Answer, Failure, NotWrittenFailure, UsageFailure
+from mjolnir.research.journal import LedgerJournal, as_mapping
+from mjolnir.research.naming import Names
+from mjolnir.research.promote import REPLAY_REFUSED, promote
+from mjolnir.research.request import Request, command_line, with_incumbents
+from mjolnir.research.stopping import Running
+from mjolnir.tuner import coordinator
+from mjolnir.tuner.space import Space
+
+if TYPE_CHECKING:
+    from mjolnir.ledger import Ledger
+    from mjolnir.research.progress import Screen
+    from mjolnir.tuner.bench import Bench
+    from mjolnir.tuner.options import Options
+
+EPOCH_PARTS = ("kernel_hash", "policy", "driver", "dsl", "torch")
+ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+PACKAGES = ("mjolnir-autoresearch", "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "optuna", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """A campaign that is ready to run."""
+
+    tag: str
+    ledger: Ledger
+    bench: Bench
+    options: Options
+    journal: LedgerJournal
+
+
+def run(request: Request, screen: Screen) -> Answer:
+    """Run or resume a campaign and say what it found.
+
+    Raises:
+        UsageFailure: options that contradict one another, the tag or the recording.
+        MissingFailure: no device.
+        Failure: the ledger cannot be used.
+    """
+    from mjolnir.research.findings import findings
+
+    tag = _checked_tag(request.tag) if request.tag else fresh_tag()
+    with ledgers.open(request.ledger) as ledger, Running(places.state_folder(ledger.folder), tag).claim() as stop:
+        with opened(request, ledger, tag) as campaign:
+            _announce(campaign, screen)
+            with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
+                result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop)
+        records = campaign.journal.history()
+        return findings(request, ledger, records, result, _applied(request, tag, records, result))
+
+
+def fresh_tag() -> str:
+    """A tag that no other run has: the time in UTC and four random letters."""
+    letters = "".join(secrets.choice(ALPHABET) for _ in range(4))
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{letters}"
+
+
+def _checked_tag(tag: str) -> str:
+    try:
+        return ledgers.check_tag(tag)
+    except ValueError as error:
+        raise UsageFailure(str(error)) from error
+
+
+@contextmanager
+def opened(request: Request, ledger: Ledger, tag: str) -> Iterator[Campaign]:
+    """Make or find the campaign's records and its bench; both are closed when the block ends.
+
+    Raises:
+        UsageFailure: the tag exists and is not resumed, or is resumed and does not exist.
+    """
+    known = [as_mapping(record) for record in ledger.records(tag)]
+    _require_intent(request, tag, len(known))
+    bodies = [record["body"] for record in known if record["kind"] == "campaign"]
+    recorded = bodies[-1] if bodies else None
+    options = request.options(recorded["options"] if recorded else None)
+    with ExitStack() as stack:
+        bench = benches.choose(request, recorded, options.seed)
+        stack.callback(bench.close)
+        if request.promote and bench.simulated and request.defaults is None:
+            raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
+        _require_space(bench, options)
+        options = with_incumbents(options, _incumbents(request, bench, recorded))
+        writer = stack.enter_context(ledger.writer(tag, environment(bench)))
+        journal = LedgerJournal(ledger, writer, tag)
+        _open_records(request, bench, options, journal)
+        yield Campaign(tag, ledger, bench, options, journal)
+
+
+def _require_intent(request: Request, tag: str, known: int) -> None:
+    if request.resume and not request.tag:
+        raise UsageFailure("--resume needs --tag; `mjolnir autoresearch list` shows the tags")
+    if request.resume and not known:
+        raise UsageFailure(f"there is no campaign {tag} to resume; leave --resume out to start it")
+    if known and not request.resume:
+        raise UsageFailure(
+            f"the tag {tag} exists ({known} records): go on with it by --resume, or choose another --tag"
+        )
+
+
+def _require_space(bench: Bench, options: Options) -> None:
+    """Refuse pins that leave nothing to search, before anything is on record."""
+    try:
+        Space(bench.geometry, bench.device, options.pins, bench.settings())
+    except ValueError as error:
+        raise UsageFailure(f"--pin: {error}") from error
+
+
+def _incumbents(request: Request, bench: Bench, recorded: Mapping[str, Any] | None) -> dict[int, Setting]:
+    """The rows in force by bucket; a resumed campaign keeps those it began with."""
+    if recorded is not None:
+        return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
+    from mjolnir.backend.lookup import Defaults
+    from mjolnir.backend.table import Table
+
+    defaults = Defaults.load({} if request.defaults else _environ())
+    if request.defaults:
+        scratch = Table.read(request.defaults, missing_ok=True)
+        defaults = Defaults((scratch, *defaults.tables[1:]))
+    found = {
+        bucket: defaults.incumbent(bench.device, bench.geometry, bench.placement, bucket)
+        for bucket in bench.workload.buckets
+    }
+    return {bucket: row.setting for bucket, row in found.items() if row}
+
+
+def _environ() -> Mapping[str, str]:
+    import os
+
+    return os.environ
+
+
+def _open_records(request: Request, bench: Bench, options: Options, journal: LedgerJournal) -> None:
+    """Append the campaign record, when it is new or its limits changed, and the epoch record, when that changed."""
+    history = journal.history()
+    campaign = campaign_body(request, bench, options)
+    old = [record["body"] for record in history if record["kind"] == "campaign"]
+    if not old or old[-1]["options"] != json.loads(json.dumps(campaign["options"])):
+        journal.append("campaign", campaign)
+    epoch = epoch_body(bench)
+    epochs = [record["body"]["epoch"] for record in history if record["kind"] == "epoch"]
+    if not epochs or epochs[-1] != epoch["epoch"]:
+        journal.append("epoch", epoch)
+
+
+def campaign_body(request: Request, bench: Bench, options: Options) -> dict[str, Any]:
+    """The body of the campaign record."""
+    recording = getattr(bench, "recording", None)
+    return {
+        "geometry": bench.geometry.as_dict(),
+        "placement": asdict(bench.placement),
+        "workload": bench.workload.as_dict(),
+        "options": options.as_dict(),
+        "device": asdict(bench.device),
+        "simulated": bench.simulated,
+        "recording": recording.name if recording else None,
+        "command": command_line(request.command),
+        "default": Setting().as_dict(),
+        "incumbents": {str(bucket): setting.as_dict() for bucket, setting in options.incumbents.items()},
+    }
+
+
+def epoch_body(bench: Bench) -> dict[str, Any]:
+    """The body of the epoch record: what measurements must share to be compared, and its digest."""
+    facts = {**(bench.environment.get("versions") or {}), **bench.environment}
+    parts = {"device": asdict(bench.device), **{name: facts.get(name) for name in EPOCH_PARTS}}
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return {"epoch": hashlib.sha256(text.encode()).hexdigest()[:16], "parts": parts}
+
+
+def environment(bench: Bench) -> dict[str, Any]:
+    """The environment of this process for its first record: versions and the bench, no host and no folder."""
+    versions = {name: version for name in PACKAGES if (version := _version(name))}
+    return {
+        "python": python_version(),
+        "system": system(),
+        "packages": versions,
+        "device": asdict(bench.device),
+        "bench": dict(bench.environment),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _announce(campaign: Campaign, screen: Screen) -> None:
+    options = campaign.options
+    known = _known_beforehand(campaign.bench)
+    plan = coordinator.estimate(options, len(campaign.bench.workload.buckets), **known)
+    place = campaign.ledger.place
+    screen.say(
+        f"ledger {place.folder} ({place.origin}); tag {campaign.tag}; "
+        f"at most {options.trials} trials or {options.minutes:g} min, then at most {plan.instances} instances to prove "
+        f"gains, {plan.seconds / 60:.0f} min in all; smallest gain that can be proven: about {plan.smallest_gain:.1%}"
+    )
+    if campaign.bench.simulated:
+        screen.say(
+            f"replaying recorded times of {campaign.bench.device.name} on a simulated clock; nothing is measured here"
+        )
+    if campaign.ledger.git_note:
+        screen.say(f"trials are not kept as git commits: {campaign.ledger.git_note}")
+
+
+def _known_beforehand(bench: Bench) -> dict[str, float]:
+    """What a recording already knows of its noise and of the time that trials take."""
+    from mjolnir.tuner.replay import ReplayBench
+
+    if not isinstance(bench, ReplayBench):
+        return {}
+    return {"deviation": bench.deviation, "trial_seconds": bench.trial_seconds}
+
+
+def _applied(request: Request, tag: str, records: Any, result: Any) -> Answer | NotWrittenFailure | None:
+    """What `--promote` did: an answer, why the rows could not be written, or None when nothing was to be done."""
+    if not request.promote or result.void or result.reason == "interrupted":
+        return None
+    try:
+        return promote(tag, records, request.defaults)
+    except NotWrittenFailure as failure:
+        return failure
+    except Failure as failure:
+        return NotWrittenFailure(str(failure))

@@ -1,0 +1,57 @@
+"""`mjolnir bench`: the figures that are kept under research/bench/results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mjolnir.research.answer import Answer
+from mjolnir.research.cli.output import Json, answer
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure the framework and the kernel.")
+
+
+@app.callback()
+def group() -> None:
+    """Measure the framework and the kernel."""
+
+
+@app.command()
+def replay(
+    out: Annotated[Path, typer.Option("--out", help="The file for the figures.")] = Path(
+        "research/bench/results/replay-cpu.json"
+    ),
+    trials: Annotated[int, typer.Option("--trials", min=10, help="Trials of each replay.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """How many trials a second a replayed campaign does, and what a record costs beyond its fsync."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import replay as twin
+
+        return twin.replay(out, trials)
+
+    answer(work, as_json)
+
+
+@app.command()
+def kernel(
+    out: Annotated[Path, typer.Option("--out", help="The file for the figures.")] = Path(
+        "research/bench/results/kernel.json"
+    ),
+    geometry: Annotated[
+        list[str] | None, typer.Option("--geometry", help="As for `autoresearch run`; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The decode kernel beside FlashInfer's, at the eight points of the workload decode8."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import kernel as twin
+        from mjolnir.research.request import DEFAULT_GEOMETRY
+
+        return twin.kernel(out, geometry or [DEFAULT_GEOMETRY])
+
+    answer(work, as_json)

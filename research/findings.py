@@ -1,0 +1,192 @@
+"""What a campaign found, for a reader who was not there: asked, tried, found, proven, and where everything is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
+from mjolnir.research.naming import Names
+from mjolnir.research.promote import interval, written
+from mjolnir.research.summary import DECISIONS, summarize
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from mjolnir.ledger import Ledger
+    from mjolnir.research.request import Request
+    from mjolnir.tuner.coordinator import Result
+
+LEGEND = (
+    "Ratios are time divided by the time of the built-in default in the same window: below 1 is faster. "
+    "'found' is the search's own estimate; 'proven' was measured again in fresh processes and comes with its interval."
+)
+
+
+def findings(
+    request: Request,
+    ledger: Ledger,
+    records: Sequence[Mapping[str, Any]],
+    result: Result,
+    applied: Answer | NotWrittenFailure | None,
+) -> Answer:
+    """The answer of a run that has ended, its export made when one was asked for."""
+    from rich.console import Group
+
+    summary = summarize(records)
+    tag = summary["tag"]
+    exported = _export(ledger, tag, request.export)
+    where = _where(ledger, tag, exported)
+    data = {
+        "tag": tag,
+        "reason": result.reason,
+        "resumable": result.resumable,
+        "summary": summary,
+        "written": applied.data if isinstance(applied, Answer) else None,
+        "not_written": str(applied) if isinstance(applied, NotWrittenFailure) else None,
+        "export": str(exported) if exported else None,
+        "ledger": str(ledger.live),
+    }
+    lines = [*_ending(result, tag, request), *_promotion_lines(summary, applied, tag), *where]
+    return Answer(data, Group(overview(summary), "", *lines), _code(result, applied))
+
+
+def overview(summary: Mapping[str, Any]) -> RenderableType:
+    """What was asked, what was tried, and the best of each bucket."""
+    from rich.console import Group
+
+    return Group("", *asked(summary), *tried(summary), "", bucket_table(summary), "", LEGEND, *_reasons(summary))
+
+
+def asked(summary: Mapping[str, Any]) -> list[str]:
+    """What the campaign was to find out, as sentences."""
+    device, workload = summary["device"], summary["workload"]
+    origin = f" (replay of the recording {summary['recording']})" if summary["simulated"] else ""
+    layout = f"{summary['placement']['layout']}, K and V {summary['placement']['kv']}"
+    points = len(workload["points"])
+    return [
+        f"Campaign {summary['tag']}{origin}",
+        f"Asked: the fastest knobs for {Geometry.from_dict(summary['geometry'])} ({layout}) on {device['name']}.",
+        f"Workload {workload['name']}: {points} points in {len(summary['buckets'])} batch buckets.",
+    ]
+
+
+def tried(summary: Mapping[str, Any]) -> list[str]:
+    """What the campaign did, as sentences."""
+    trials, canaries = summary["trials"], summary["canaries"]
+    statuses = ", ".join(f"{count} {status}" for status, count in trials["status"].items()) or "none"
+    clock = "recorded time" if summary["simulated"] else "time"
+    lines = [f"Tried: {trials['total']} trials in {summary['seconds'] / 60:.1f} min of {clock}: {statuses}."]
+    if canaries["tried"]:
+        lines.append(f"Gate: {canaries['rejected']} of {canaries['tried']} deliberately wrong kernels were rejected.")
+    if floor := [value for value in summary["noise_floor"] if value]:
+        lines.append(f"Noise: the default against itself differs by {min(floor):.1%} to {max(floor):.1%}, by point.")
+    return lines
+
+
+def bucket_table(summary: Mapping[str, Any]) -> Table:
+    """One line a bucket: the best setting, its estimate, what was proven and decided."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("batch", "best setting (where it differs from the default)", "found", "proven [interval]", "outcome"):
+        table.add_column(title, overflow="fold")
+    for bucket in summary["buckets"]:
+        table.add_row(*bucket_cells(bucket, Names.of(summary)))
+    return table
+
+
+def bucket_cells(bucket: Mapping[str, Any], names: Names) -> tuple[str, str, str, str, str]:
+    """The cells of one bucket's line."""
+    best, promotion = bucket["best"] or {}, bucket["promotion"] or {}
+    setting = promotion.get("setting") or best.get("setting")
+    found = bucket["found"] or best.get("ratio")
+    ratio = (promotion.get("certificate") or {}).get("ratio_default")
+    return (
+        str(bucket["bucket"]),
+        names(setting) if setting else "-",
+        f"{found:.3f}" if found else "-",
+        interval(ratio) if ratio else "-",
+        DECISIONS[promotion["decision"]] if promotion else "not decided",
+    )
+
+
+def _reasons(summary: Mapping[str, Any]) -> list[str]:
+    open_buckets = [
+        f"Batch {bucket['bucket']}: {DECISIONS[bucket['promotion']['decision']]}: {bucket['promotion']['reason']}"
+        for bucket in summary["buckets"]
+        if bucket["promotion"] and bucket["promotion"]["decision"] != "promote"
+    ]
+    return ["", *open_buckets] if open_buckets else []
+
+
+def _ending(result: Result, tag: str, request: Request) -> list[str]:
+    if result.void:
+        return [
+            "The results are void: a wrong kernel passed the gate, or no clean window was found. Nothing is promoted."
+        ]
+    if result.reason == "interrupted":
+        return ["Stopped before the end, with the best so far above. Go on with:", f"  {_resume_command(request, tag)}"]
+    return []
+
+
+def _resume_command(request: Request, tag: str) -> str:
+    """The command that goes on with the campaign; what its records know is left out."""
+    given = {
+        "--recording": request.recording,
+        "--ledger": request.ledger,
+        "--defaults": request.defaults,
+        "--export": request.export,
+    }
+    words = ["mjolnir", "autoresearch", "run", "--tag", tag, "--resume", *(["--promote"] if request.promote else [])]
+    for flag, value in given.items():
+        words += [flag, str(value)] if value else []
+    return shlex.join(words)
+
+
+def _promotion_lines(
+    summary: Mapping[str, Any], applied: Answer | NotWrittenFailure | None, tag: str
+) -> list[RenderableType]:
+    if isinstance(applied, NotWrittenFailure):
+        return [f"The rows were NOT written: {applied}"]
+    if applied is not None:
+        count, place = len(applied.data["rows"]), applied.data["place"]
+        return [written(applied.data["changed"], count, place)] if count else []
+    count = sum(bool(b["promotion"]) and b["promotion"]["decision"] == "promote" for b in summary["buckets"])
+    if not count:
+        return []
+    table = " --table PATH" if summary["simulated"] else ""
+    return [f"{count} rows are proven and not yet written; write them with: mjolnir defaults promote {tag}{table}"]
+
+
+def _where(ledger: Ledger, tag: str, exported: Path | None) -> list[str]:
+    lines = [f"Ledger: {ledger.live}"]
+    if ledger.repository:
+        lines.append(f"Commits: git log --oneline --glob='refs/mjolnir/ledger/{tag}/*'   (in {ledger.repository})")
+    if exported:
+        lines.append(f"Report: {exported / 'report.html'}   (with the data beside it)")
+    else:
+        lines.append(f"Report: mjolnir autoresearch export {tag}")
+    return lines
+
+
+def _export(ledger: Ledger, tag: str, out: Path | None) -> Path | None:
+    if out is None:
+        return None
+    from mjolnir.research.export import export_records
+
+    return export_records(ledger, tag, out)
+
+
+def _code(result: Result, applied: Answer | NotWrittenFailure | None) -> Exit:
+    if result.void:
+        return Exit.VOID
+    if result.reason == "interrupted":
+        return Exit.INTERRUPTED
+    if result.reason in ("infrastructure", "default"):
+        return Exit.FAILED
+    return Exit.NOT_WRITTEN if isinstance(applied, NotWrittenFailure) else Exit.DONE

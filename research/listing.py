@@ -1,0 +1,93 @@
+"""`autoresearch list`: the tags of a ledger, and `autoresearch status`: how one of them stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mjolnir.research import places
+from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.stopping import is_running
+
+if TYPE_CHECKING:
+    from mjolnir.ledger import Ledger
+    from mjolnir.ledger.summary import TagSummary
+
+
+def listing(ledger: Ledger) -> Answer:
+    """Every tag with its trials, its best ratio and whether it runs."""
+    from rich.table import Table
+
+    tags = [tag_data(ledger, tag) for tag in ledger.tags()]
+    data = {"ledger": str(ledger.live), "tags": tags}
+    if not tags:
+        return Answer(data, f"no campaigns yet in {ledger.live}; start one with: mjolnir autoresearch run")
+    table = Table(box=None, pad_edge=False)
+    for title in ("tag", "state", "trials", "kept", "best ratio", "last activity"):
+        table.add_column(title, overflow="fold")
+    for tag in tags:
+        best = min((entry["ratio"] for entry in tag["best"].values()), default=None)
+        ratio = "-" if best is None else f"{best:.3f}"
+        table.add_row(tag["tag"], tag["state"], str(tag["trials"]), str(tag["kept"]), ratio, tag["last"][:19] + "Z")
+    return Answer(data, table)
+
+
+def tag_data(ledger: Ledger, summary: TagSummary) -> dict[str, Any]:
+    """The facts of one tag, ready for JSON."""
+    return {
+        "tag": summary.tag,
+        "state": _state(ledger, summary),
+        "records": summary.records,
+        "trials": summary.trials,
+        "kept": summary.kept,
+        "statuses": dict(summary.statuses),
+        "best": {str(bucket): {"ratio": best.ratio, "trial": best.trial} for bucket, best in summary.best.items()},
+        "first": summary.first,
+        "last": summary.last,
+        "ended": summary.ended,
+        "resumable": summary.resumable,
+    }
+
+
+def status(ledger: Ledger, tag: str | None = None) -> Answer:
+    """How a campaign stands; without a tag the one with the latest activity.
+
+    Raises:
+        Failure: there is no such tag.
+    """
+    from rich.console import Group
+
+    from mjolnir.research.findings import bucket_table, tried
+    from mjolnir.research.show import campaign_summary
+
+    data = tag_data(ledger, find(ledger, tag))
+    summary = campaign_summary(ledger, data["tag"])
+    head = f"{data['tag']}: {data['state']}, last record {data['last'][:19]}Z"
+    if data["state"] == "interrupted":
+        head += f"; go on with: mjolnir autoresearch run --tag {data['tag']} --resume"
+    return Answer({**data, "buckets": summary["buckets"]}, Group(head, *tried(summary), "", bucket_table(summary)))
+
+
+def find(ledger: Ledger, tag: str | None) -> TagSummary:
+    """The summary of `tag`, or of the tag with the latest activity.
+
+    Raises:
+        Failure: there is no such tag; the message lists some that exist.
+    """
+    known = ledger.tags()
+    if tag is None and known:
+        return known[-1]
+    for summary in known:
+        if summary.tag == tag:
+            return summary
+    if not known:
+        raise Failure(f"no campaigns yet in {ledger.live}; start one with: mjolnir autoresearch run")
+    names = ", ".join(summary.tag for summary in known[-5:])
+    raise Failure(f"there is no tag {tag} in {ledger.live}; the latest are {names}")
+
+
+def _state(ledger: Ledger, summary: TagSummary) -> str:
+    if is_running(places.state_folder(ledger.folder), summary.tag):
+        return "running"
+    if summary.ended in (None, "interrupted"):
+        return "interrupted"
+    return f"finished ({summary.ended})"

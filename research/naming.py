@@ -1,0 +1,36 @@
+"""Settings in words: what differs from the built-in default on this device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mjolnir.kernel.device import Device
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names settings for one geometry on one device."""
+
+    geometry: Geometry
+    device: Device
+
+    @classmethod
+    def of(cls, campaign: Mapping[str, Any]) -> Names:
+        """Those of a campaign body or a summary."""
+        return cls(Geometry.from_dict(campaign["geometry"]), Device(**campaign["device"]))
+
+    def __call__(self, setting: Setting | Mapping[str, Any]) -> str:
+        """The knobs that differ from the built-in default as `name=value`, or "the built-in default".
+
+        A ring as deep as fits is what `kv_stages=0` stands for, so it counts as the default.
+        """
+        given = setting if isinstance(setting, Setting) else Setting.from_dict(setting)
+        folded = replace(given, kv_stages=0)
+        same = resolve(folded, self.geometry, self.device) == resolve(given, self.geometry, self.device)
+        changed = (folded if same else given).changed(Setting())
+        return " ".join(f"{name}={value}" for name, value in changed.items()) or "the built-in default"

@@ -1,0 +1,59 @@
+"""From `promotion` records to rows of the defaults table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mjolnir.backend.table import Row
+from mjolnir.research.answer import Failure
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What a tag's promotion records prove.
+
+    Attributes:
+        rows: one row for each key that was proven, in the order of the buckets.
+        simulated: True when the campaign was replayed from a recording.
+    """
+
+    rows: tuple[Row, ...]
+    simulated: bool
+
+
+def proven(records: Sequence[Record]) -> Proven:
+    """The rows that the last decision on each bucket calls for.
+
+    Raises:
+        Failure: the records hold no campaign, or a promotion record that is no valid row.
+    """
+    campaigns = [record["body"] for record in records if record["kind"] == "campaign"]
+    if not campaigns:
+        raise Failure("there is no campaign of this tag in the ledger")
+    last: dict[int, Mapping[str, Any]] = {}
+    for record in records:
+        if record["kind"] == "promotion":
+            last[record["body"]["bucket"]] = record["body"]
+    rows = tuple(row_of(body) for _, body in sorted(last.items()) if body["decision"] == "promote")
+    return Proven(rows, any(bool(campaign["simulated"]) for campaign in campaigns))
+
+
+def row_of(body: Mapping[str, Any]) -> Row:
+    """The row that one promotion body calls for.
+
+    Raises:
+        Failure: its key, value or certificate is not that of a row, or evidence is missing.
+    """
+    try:
+        row = Row.from_dict({name: body[name] for name in ("key", "value", "certificate")})
+    except ValueError as error:
+        raise Failure(f"the promotion of bucket {body['bucket']} is no valid row: {error}") from error
+    if missing := row.missing_evidence():
+        raise Failure(
+            f"the certificate of bucket {body['bucket']} lacks {', '.join(missing)}; nothing is promoted without it"
+        )
+    return row

@@ -1,0 +1,106 @@
+"""How a run is stopped: by a signal, or by a request from another process through the ledger folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from mjolnir.research.answer import Exit, UsageFailure
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Running:
+    """The claim of one process on one tag, and the ways in which it is asked to stop.
+
+    Calling it tells whether to stop. The first signal asks for a clean stop, the second ends the process at once.
+    """
+
+    def __init__(self, folder: Path, tag: str) -> None:
+        self._folder = folder
+        self._tag = tag
+        self._signalled = False
+
+    def __call__(self) -> bool:
+        return self._signalled or self.requested
+
+    @property
+    def requested(self) -> bool:
+        """True when `mjolnir autoresearch stop` was called for this run."""
+        return stop_file(self._folder, self._tag).exists()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signalled:
+            os._exit(Exit.INTERRUPTED)
+        self._signalled = True
+        # os.write, since a print inside a signal handler may interrupt another print.
+        os.write(sys.stderr.fileno(), b"\nstopping after the step in hand; once more stops at once\n")
+
+    @contextmanager
+    def claim(self) -> Iterator[Running]:
+        """Hold the tag and listen for signals until the block ends.
+
+        Raises:
+            UsageFailure: another process runs this tag.
+        """
+        from filelock import Timeout
+
+        lock = _lock(self._folder, self._tag)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise UsageFailure(f"another process runs {self._tag}; see: mjolnir autoresearch status") from None
+        stop_file(self._folder, self._tag).unlink(missing_ok=True)
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            stop_file(self._folder, self._tag).unlink(missing_ok=True)
+            lock.release()
+
+
+def is_running(folder: Path, tag: str) -> bool:
+    """True while a process holds the tag."""
+    from filelock import Timeout
+
+    if not _lock_path(folder, tag).exists():
+        return False
+    lock = _lock(folder, tag)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def request_stop(folder: Path, tag: str) -> None:
+    """Ask the process that runs `tag` to stop."""
+    stop_file(folder, tag).touch()
+
+
+def stop_file(folder: Path, tag: str) -> Path:
+    """The file whose presence asks a run to stop."""
+    return folder / f"{tag}.stop"
+
+
+def _lock_path(folder: Path, tag: str) -> Path:
+    return folder / f"{tag}.run"
+
+
+def _lock(folder: Path, tag: str) -> BaseFileLock:
+    from filelock import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(_lock_path(folder, tag))

@@ -1,0 +1,176 @@
+"""A card without a GPU: decoders are plain attention on the CPU, graphs call what they captured, the clock is made up.
+
+What goes wrong is asked for by a knob's value: the card's option "trouble" maps `l2_prefetch`, or "stages N", to a
+kind of trouble. Every replay that is timed leaves a line in the file that the option "journal" names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mjolnir.kernel.device import Device
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.reference import attention_f32
+from mjolnir.tuner.gpu.card import Graph
+
+DEVICE = Device("sm_90a", "Fake", 4)
+EMPTY_NS, CHAIN_NS = 5_000, 20_000
+STICKY = "CUDA error: an illegal memory access was encountered"
+
+
+class FakeGraph:
+    def __init__(self, card: FakeCard, body: Callable[[], None]) -> None:
+        self._card, self._body = card, body
+        self.decoders: list[FakeDecoder] = []
+
+    def replay(self) -> None:
+        self.decoders = self._card.traced(self._body)
+
+
+class FakeDecoder:
+    """Right, unless its setting or its fault says otherwise."""
+
+    def __init__(self, card: FakeCard, setting: Setting, geometry: Geometry, capacity: int, fault: str) -> None:
+        self.setting, self.fault = setting, fault
+        self._card, self._geometry, self._capacity = card, geometry, capacity
+        self._planned: tuple[int, ...] = ()
+
+    @property
+    def trouble(self) -> str:
+        return self._card.trouble(self.setting)
+
+    def use_splits(self, max_splits: int) -> None:
+        if (max_splits == 1) != (self.setting.max_splits == 1):
+            raise ValueError("another variant")
+        self.setting = Setting(**{**self.setting.as_dict(), "max_splits": max_splits})
+
+    def plan(self, seq_lens: Tensor, margin: int = 0) -> None:
+        self._planned = tuple(n + margin if n else 0 for n in seq_lens.tolist())
+
+    def run(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+        k_scale: Tensor,
+        v_scale: Tensor,
+        scale: float | None = None,
+    ) -> None:
+        if any(real > planned for real, planned in zip(seq_lens.tolist(), self._planned, strict=True)):
+            raise RuntimeError(f"planned for {self._planned}, run with {seq_lens.tolist()}")
+        if block_table.shape[1] * self._geometry.page_size < self._capacity:
+            raise ValueError("the table is too narrow")
+        self._card.trace.append(self)
+        self._misbehave(k_cache)
+        if self.fault == "silent" or (self.trouble == "silent when timed" and self._card.capturing):
+            return
+        lengths = seq_lens.clamp(min=0)
+        if self.fault == "mask":
+            lengths = (lengths - 1).clamp(min=0)
+        if self.fault == "skip":
+            lengths = torch.where(lengths > 64, lengths - 64, lengths)
+        right, _ = attention_f32(
+            q, k_cache, v_cache, block_table, lengths.int(), geometry=self._geometry,
+            scale=scale or self._geometry.head_dim**-0.5, k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
+        if self.trouble == "wrong":
+            right[-1, -1, -1] += 0.5
+        if self.trouble == "wrong when timed" and self._card.capturing:
+            right *= 1.05
+        out.copy_(right)
+        if self.trouble == "nan":
+            out[0, 0, 0] = torch.nan
+
+    def _misbehave(self, k_cache: Tensor) -> None:
+        if self.trouble == "hang":
+            time.sleep(600)
+        if self.trouble == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.trouble == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.trouble == "sticky":
+            self._card.broken = True
+        if self.trouble == "refuses":
+            raise ValueError("this argument is wrong")
+        if self.trouble == "scribbles" and self._card.capturing:
+            k_cache[0, 0, 0, 0] += 1
+
+
+class FakeCard:
+    def __init__(self, options: Mapping[str, Any], geometry: Geometry, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self.torch_device, self.device = "cpu", DEVICE
+        self.uuid = str(options.get("uuid", f"GPU-fake-{os.getpid()}"))
+        self._options, self._geometry = options, geometry
+        self.trace: list[FakeDecoder] = []
+        self.capturing = False
+        self.broken = False
+        self.looks = 0
+        self._ticks = 0
+
+    def environment(self) -> dict[str, Any]:
+        return {"driver": "580.1", "torch": torch.__version__, "dsl": "none", "kernel_hash": "0" * 64, "nvml": "no"}
+
+    def trouble(self, setting: Setting) -> str:
+        troubles = self._options.get("trouble", {})
+        return str(troubles.get(str(setting.l2_prefetch)) or troubles.get(f"stages {setting.kv_stages}") or "")
+
+    def decoder(self, setting: Setting, *, max_batch: int, capacity: int, fault: str) -> FakeDecoder:
+        return FakeDecoder(self, setting, self._geometry, capacity, fault)
+
+    def traced(self, body: Callable[[], None]) -> list[FakeDecoder]:
+        """The decoders that `body` launches, in a graph."""
+        self.trace, self.capturing = [], True
+        try:
+            body()
+        finally:
+            self.capturing = False
+            traced, self.trace = self.trace, []
+        return traced
+
+    def capture(self, body: Callable[[], None]) -> FakeGraph:
+        return FakeGraph(self, body)
+
+    def time(self, graphs: Sequence[Graph]) -> list[int]:
+        times, lines = [], []
+        for graph in graphs:
+            assert isinstance(graph, FakeGraph)
+            if not graph.decoders:  # what it leaves behind is of no interest here, so one replay will do
+                graph.replay()
+            self._ticks += 1
+            chains = len(graph.decoders)
+            setting = graph.decoders[0].setting if chains else None
+            lines.append(json.dumps(setting.as_dict() if setting else None) + "\n")
+            each = EMPTY_NS + (CHAIN_NS + 100 * setting.kv_stages + self._ticks % 7 if setting else 0)
+            times.append(each * (chains or int(self._options.get("empty_chains", 2))))
+        if self._options.get("journal"):
+            with Path(self._options["journal"]).open("a") as file:
+                file.writelines(lines)
+        self.synchronize()
+        return times
+
+    def synchronize(self) -> None:
+        if self.broken:
+            raise RuntimeError(STICKY)
+
+    def look(self) -> dict[str, Any]:
+        self.looks += 1
+        dirty = self.looks <= int(self._options.get("dirty_looks", 0))
+        return {"sm_mhz": 1980, "throttle": ["hw_thermal"] if dirty else []}
+
+
+def create(options: Mapping[str, Any], geometry: Geometry, folder: Path) -> FakeCard:
+    return FakeCard(options, geometry, folder)

@@ -1,0 +1,105 @@
+"""The references: against sums written out, and against each other."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mjolnir.kernel.formats import FORMATS
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.reference import attention_f32, attention_f64
+from mjolnir.kernel.tolerance import excess, lse_excess
+from tests.kernel.problems import problem
+
+GEOMETRY = Geometry(6, 2, page_size=16)
+Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+REFERENCES = pytest.mark.parametrize("attention", [attention_f64, attention_f32])
+
+
+@REFERENCES
+def test_one_token_is_its_value(attention: Attention) -> None:
+    arguments = problem(GEOMETRY, [1])
+    arguments["v_scale"], arguments["k_scale"] = torch.tensor([0.5, 3.0]), torch.tensor(2.0)
+    out, lse = attention(**arguments)
+    value = FORMATS["fp8"].dequantise(arguments["v"][0, 0], torch.float64)
+    key = FORMATS["fp8"].dequantise(arguments["k"][0, 0], torch.float64)
+    score = 2 * 128**-0.5 * (arguments["q"][0].double() * key.repeat_interleave(3, 0)).sum(-1)
+    assert torch.allclose(out[0].double(), value.repeat_interleave(3, 0) * torch.tensor([0.5] * 3 + [3.0] * 3)[:, None])
+    assert torch.allclose(lse[0].double(), score, atol=1e-5)
+
+
+@REFERENCES
+def test_equal_keys_give_the_mean_and_the_logarithm_of_the_count(attention: Attention) -> None:
+    arguments = problem(GEOMETRY, [37])
+    arguments["q"].zero_()
+    out, lse = attention(**arguments)
+    values = FORMATS["fp8"].dequantise(arguments["v"].flatten(0, 1)[:37], torch.float64)
+    assert torch.allclose(out[0].double(), values.mean(0).repeat_interleave(3, 0), atol=1e-6)
+    assert torch.allclose(lse.double(), torch.tensor(math.log(37), dtype=torch.float64))
+
+
+@REFERENCES
+def test_pages_are_taken_in_the_order_of_the_table(attention: Attention) -> None:
+    """A permuted pool with a permuted table is the same problem."""
+    arguments = problem(GEOMETRY, [100, 35, 1])
+    out, lse = attention(**arguments)
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(0))
+    back = order.argsort()
+    table = arguments["block_table"]
+    table = torch.where(table >= 0, back[table.long()], 2**31 - 1).to(torch.int32)
+    again = {**arguments, "k": arguments["k"][order], "v": arguments["v"][order], "block_table": table}
+    assert torch.equal(attention(**again)[0], out)
+    assert torch.equal(attention(**again)[1], lse)
+
+
+@REFERENCES
+def test_nothing_seen_is_zero_and_minus_infinity(attention: Attention) -> None:
+    arguments = problem(GEOMETRY, [0, 20, 0])
+    arguments["seq_lens"][2] = -3
+    out, lse = attention(**arguments)
+    assert (out[[0, 2]] == 0).all()
+    assert (lse[[0, 2]] == -torch.inf).all()
+    assert lse[1].isfinite().all()
+
+
+@REFERENCES
+def test_lengths_beyond_the_table_are_clamped(attention: Attention) -> None:
+    arguments = problem(GEOMETRY, [48, 48])
+    out, lse = attention(**arguments)
+    arguments["seq_lens"] += torch.tensor([5, 1_000_000], dtype=torch.int32)
+    assert torch.equal(attention(**arguments)[0], out)
+    assert torch.equal(attention(**arguments)[1], lse)
+
+
+@REFERENCES
+def test_scales_are_told_apart_by_their_shape(attention: Attention) -> None:
+    arguments = problem(GEOMETRY, [20, 33])
+    per_head = torch.tensor([0.5, 2.0])
+    per_sequence = torch.tensor([[0.5, 2.0], [3.0, 0.25]])
+    for name in ("k_scale", "v_scale"):
+        by_head = attention(**{**arguments, name: per_head})
+        by_sequence = attention(**{**arguments, name: per_sequence})
+        one = attention(**{**arguments, name: torch.tensor(0.25)})
+        assert torch.equal(by_head[0][0], by_sequence[0][0])
+        assert not torch.allclose(by_head[0][1], by_sequence[0][1])
+        assert torch.allclose(one[0][1, 3:], by_sequence[0][1, 3:])
+
+
+def test_the_f32_reference_agrees_with_f64_whatever_its_budget() -> None:
+    arguments = problem(GEOMETRY, [700, 1, 0, 64, 333, 16])
+    exact, exact_lse = attention_f64(**arguments)
+    for budget in (1, 300 * 128, 1 << 27):
+        out, lse = attention_f32(**arguments, budget=budget)
+        assert excess(out, exact, GEOMETRY) < 0.01
+        assert lse_excess(lse, exact_lse) < 0.1
+
+
+def test_the_f32_reference_refuses_lower_precision() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(RuntimeError, match="highest"):
+            attention_f32(**problem(GEOMETRY, [3]))
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mjolnir.kernel.device import H200
+from mjolnir.kernel.knobs import KNOBS
+from mjolnir.research.documentation import BEGIN, END, knobs_table, updated
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_readme_shows_the_knobs_as_they_are() -> None:
+    text = README.read_text("utf-8")
+    assert updated(text) == text, "run `python -m mjolnir.research.documentation README.md`"
+
+
+def test_table_has_a_line_for_each_knob() -> None:
+    lines = knobs_table().splitlines()[2:]
+    assert [line.split("`")[1] for line in lines] == [knob.name for knob in KNOBS]
+    assert lines[0] == (
+        "| `ctas_per_sm` | 1 to 4 | 2 | `MJOLNIR_ATTN_CTAS` | CTAs resident per SM: the size of the persistent grid |"
+    )
+    assert "| off (0), on (1) | off | `MJOLNIR_ATTN_PDL` |" in lines[3]
+
+
+def test_what_is_between_the_marks_is_replaced() -> None:
+    assert updated(f"a {BEGIN} old {END} b") == f"a {BEGIN}\n{knobs_table()}{END} b"
+
+
+def test_missing_mark_is_told() -> None:
+    with pytest.raises(ValueError, match="the text lacks"):
+        updated(f"{END} {BEGIN}")
+
+
+COMMANDS = sorted(set(re.findall(r"`(mjolnir [^`]+)`", README.read_text("utf-8"))))
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_in_the_readme_exists_with_its_options(line: str) -> None:
+    from typer.main import get_command
+
+    from mjolnir.research.cli.main import app
+
+    command = get_command(app)
+    words = shlex.split(line)[1:]
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, f"{line}: no command {words[0]}"
+        command = command.commands[words.pop(0)]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options, line
+
+
+def test_code_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    monkeypatch.setattr("mjolnir.kernel.device.current_device", lambda: H200)
+    exec(compile(code, str(README), "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("ctas_per_sm=")
+    assert "exact key" in printed

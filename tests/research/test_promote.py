@@ -1,0 +1,118 @@
+"""Proven rows of a live campaign go into the checkout, or into the user's table where there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjolnir import ledger as ledgers
+from mjolnir.backend.table import Table
+from mjolnir.kernel.knobs import Setting
+from mjolnir.research.answer import Failure, NotWrittenFailure
+from mjolnir.research.promote import write_rows
+from mjolnir.research.rows import proven
+from tests.research.conftest import git, make_row
+from tests.research.test_cli import call
+
+
+def promotion(batch: int = 8, decision: str = "promote", **knobs: int) -> dict[str, Any]:
+    row = make_row(batch, None, **knobs)
+    values = row.as_dict()
+    return {"bucket": batch, "setting": row.setting.as_dict(), "decision": decision, "reason": "", **values}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a ledger with a campaign on a GPU and the given promotions."""
+
+    def make(*promotions: dict[str, Any], simulated: bool = False) -> Path:
+        folder = tmp_path / "ledger"
+        with ledgers.open(folder, git="off") as ledger, ledger.writer("live", {}) as writer:
+            writer.append("campaign", {"simulated": simulated})
+            for body in promotions:
+                writer.append("promotion", body)
+        return folder
+
+    return make
+
+
+def test_a_checkout_gets_one_commit_a_row(live, checkout, monkeypatch):
+    folder = live(promotion(8), promotion(32), promotion(64, "not-proven"))
+    monkeypatch.chdir(checkout / "kernel")
+    code, out, _ = call("defaults", "promote", "live", "--ledger", folder, "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert data["commits"] == git(checkout, "log", "--reverse", "--format=%H", "HEAD~2..").split()
+    assert [row["key"]["batch"] for row in data["rows"]] == [8, 32]
+    code, out, _ = call("defaults", "promote", "live", "--ledger", folder)
+    assert code == 0
+    assert "0 of 2 proven rows" in out
+    assert "in force already" in out
+
+
+def test_a_refusal_leaves_code_4(live, checkout, monkeypatch):
+    folder = live(promotion(8))
+    git(checkout, "checkout", "--quiet", "--detach")
+    monkeypatch.chdir(checkout)
+    code, out, err = call("defaults", "promote", "live", "--ledger", folder, "--json")
+    assert code == 4
+    assert "detached" in err
+    assert json.loads(out)["exit_code"] == 4
+
+
+def test_elsewhere_the_users_table_gets_the_rows(live, tmp_path, monkeypatch):
+    table = tmp_path / "config" / "defaults.json"
+    monkeypatch.setenv("MJOLNIR_DEFAULTS", str(table))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call("defaults", "promote", "live", "--ledger", live(promotion(8)))
+    assert code == 0
+    assert str(table) in out
+    assert Table.read(table).rows == (make_row(8),)
+    code, out, _ = call("defaults", "show")
+    assert "user table" in out
+    assert "0.873 [0.861, 0.885]" in out
+
+
+def test_a_tag_that_proved_nothing_writes_nothing(live, checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    code, out, _ = call("defaults", "promote", "live", "--ledger", live(promotion(8, "not-proven")))
+    assert code == 0
+    assert "proved no row" in out
+    assert git(checkout, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_the_last_decision_on_a_bucket_counts(live):
+    with ledgers.open(
+        live(promotion(8), promotion(32), promotion(8, kv_stages=6), promotion(32, "not-proven"))
+    ) as ledger:
+        rows = proven([record.as_dict() for record in ledger.records("live")]).rows
+    assert [row.setting for row in rows] == [Setting(kv_stages=6)]
+
+
+def test_no_row_without_its_evidence(live):
+    body = promotion(8)
+    body["certificate"] = {name: value for name, value in body["certificate"].items() if name != "records"}
+    with ledgers.open(live(body)) as ledger, pytest.raises(Failure, match="lacks records"):
+        proven([record.as_dict() for record in ledger.records("live")])
+
+
+def test_other_rows_of_a_table_stay(tmp_path):
+    path = tmp_path / "new" / "table.json"
+    assert write_rows(path, [make_row(8)]) == 1
+    assert write_rows(path, [make_row(32)]) == 1
+    assert write_rows(path, [make_row(32)]) == 0
+    assert Table.read(path).rows == (make_row(8), make_row(32))
+    assert [entry.name for entry in path.parent.iterdir()] == ["table.json"]
+
+
+def test_a_broken_table_is_left_as_it_is(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text('{"schema": "mjolnir.defaults/1", "rows": [{}]}')
+    before = path.read_bytes()
+    with pytest.raises(NotWrittenFailure, match="not changed before it is repaired"):
+        write_rows(path, [make_row(8)])
+    assert path.read_bytes() == before

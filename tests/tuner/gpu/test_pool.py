@@ -1,0 +1,94 @@
+"""The compile pool: what a compiler can do to it, and sharing of equal jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mjolnir.kernel.cases import expected as emulated
+from mjolnir.kernel.cases import gate_cases
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import Variant
+from mjolnir.tuner.bench import Status
+from mjolnir.tuner.gpu.compiler import expected_outputs, load_expected, variant_of
+from mjolnir.tuner.gpu.plans import cases_name
+from mjolnir.tuner.gpu.pool import CompilePool
+from tests.fakes.compiler import CRASHES, FAILS, HANGS
+from tests.fakes.gpu import DEVICE
+from tests.tuner.gpu.conftest import GEOMETRY, GRID
+
+
+def variant(l2_prefetch: int, **knobs: int) -> Variant:
+    return Variant.of(Setting(l2_prefetch=l2_prefetch, **knobs), GEOMETRY, DEVICE)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[CompilePool]:
+    made = CompilePool(tmp_path, processes=2, seconds=1.0, target="tests.fakes.compiler:create")
+    yield made
+    made.close()
+
+
+def test_one_compiler_going_wrong_leaves_the_others_alone(pool: CompilePool) -> None:
+    jobs = {name: pool.variant(variant(name)) for name in (0, HANGS, CRASHES, FAILS, 1)}
+    jobs[2] = pool.variant(variant(2))  # after all of them
+    built = {name: job.result(60) for name, job in jobs.items()}
+    assert built[0].failure is built[1].failure is built[2].failure is None
+    assert built[0].facts["registers"] == 100
+    assert built[0].facts["key"] != built[1].facts["key"]
+    assert built[HANGS].failure is Status.COMPILE_TIMEOUT
+    assert "within 1 s" in built[HANGS].reason
+    assert built[CRASHES].failure is Status.COMPILE_FAILED
+    assert "SIGSEGV" in built[CRASHES].reason
+    assert "internal compiler error" in built[CRASHES].log
+    assert built[FAILS].failure is Status.COMPILE_FAILED
+    assert built[FAILS].reason == "compiling for sm_90a failed: DSLRuntimeError"
+    assert built[FAILS].log == "line 1\nline 2"
+
+
+def test_equal_jobs_share_one_answer(pool: CompilePool) -> None:
+    first = pool.variant(variant(0, max_splits=2))
+    assert pool.variant(variant(0, max_splits=64), urgent=True) is first
+    assert pool.variant(variant(0, max_splits=1)) is not first
+
+
+def test_closing_cancels_what_has_not_begun(tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, processes=1, target="tests.fakes.compiler:create")
+    running = pool.variant(variant(HANGS), urgent=True)
+    while not running.running():
+        pass
+    waiting = pool.variant(variant(0))
+    pool.close()
+    assert waiting.cancelled()
+    assert running.result(5).failure is Status.COMPILE_FAILED
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.variant(variant(1))
+
+
+def test_a_variant_survives_the_way_to_the_compiler() -> None:
+    made = variant(3, pdl=1)
+    assert variant_of(made.as_dict()) == made
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_expected_outputs_come_back_as_the_emulator_made_them(expected: dict[str, str], merge: bool) -> None:
+    path = Path(expected[cases_name(GRID, merge)])
+    stamp = path.stat().st_mtime_ns
+    assert expected_outputs(GEOMETRY, GRID, merge=merge, folder=path.parent) == path
+    assert path.stat().st_mtime_ns == stamp
+    loaded = load_expected(path, GEOMETRY, GRID, merge=merge)
+    assert [case for case, _ in loaded] == list(gate_cases(GEOMETRY, GRID, merge=merge))
+    case, out = loaded[-1]
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, emulated(case, GRID).out)
+
+
+def test_other_problems_have_other_files(tmp_path: Path, expected: dict[str, str]) -> None:
+    other = Geometry(2, 2, page_size=16, dtype="f16")
+    path = expected_outputs(other, GRID, merge=False, folder=tmp_path)
+    assert path.name not in {Path(file).name for file in expected.values()}
+    assert all(out.dtype is torch.float16 for _, out in load_expected(path, other, GRID, merge=False))

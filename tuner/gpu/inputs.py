@@ -1,0 +1,224 @@
+"""What the timed launches read: rotating KV sets with fresh block tables and queries, and what must come out.
+
+A point has so many sets that a set has left the L2 cache before it is read again. All sets of a point lie in one pool
+of random fp8 values. KV contents are drawn once per process; renewing a point draws new page permutations, queries and
+written rows, and, where it moves, a new offset of each set within its room. Addresses change only with a move: graphs
+captured before hold until then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mjolnir.kernel.geometry import Geometry, Placement
+from mjolnir.kernel.layouts import views
+from mjolnir.tuner.gpu.plans import kv_bytes_of
+from mjolnir.tuner.workload import Point
+
+OFFSET_STEP = 256
+"""Bytes of which a set's offset is a multiple, as the addresses of an allocator are."""
+
+OFFSETS = 1024
+"""How many offsets a set can have."""
+
+WORD = 8
+"""Bytes that the writer writes at a time."""
+
+HOSTILE_PAGE = 2**31 - 1
+"""Fills block-table entries past a sequence's end, which may be any number and are never followed."""
+
+LAYOUT = {
+    ("head-major", "together"): "BHN2D",
+    ("token-major", "together"): "BNH2D",
+    ("head-major", "apart"): "2BHND",
+    ("token-major", "apart"): "2BNHD",
+}
+FILL_ELEMENTS = 1 << 26
+_VERSIONS = itertools.count(1)
+QUERY_DTYPE = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class KVSet:
+    """The tensors of one launch; views of its point's buffers.
+
+    Attributes:
+        q, out: (batch, heads_q, head_dim).
+        q_source: what the writer copies to `q`.
+        k, v: (num_pages, page_size, heads_kv, head_dim), uint8.
+        block_table: (batch, width) int32.
+        words, word_source: which 8-byte words of the pool the writer writes, and what: the last token of each sequence.
+    """
+
+    q: Tensor
+    out: Tensor
+    q_source: Tensor
+    k: Tensor
+    v: Tensor
+    block_table: Tensor
+    words: Tensor
+    word_source: Tensor
+
+
+class PointInputs:
+    """All sets of one point.
+
+    Args:
+        geometry, placement, point: the problem.
+        width: columns of the block table.
+        sets: how many.
+        device: where.
+        seed: of the KV contents; `renew` has seeds of its own.
+
+    Attributes:
+        sets: see `KVSet`; made anew by a moving `renew`.
+        seq_lens: (batch,) int32.
+        version: changes with each move, never used twice; addresses hold as long as it does.
+        seed: of the last renewal.
+        pool: all KV bytes, as 8-byte words.
+        out, q, q_source: over all sets, (sets, batch, heads_q, head_dim).
+        sink: where the reader of O puts it, (batch, heads_q, head_dim).
+    """
+
+    def __init__(
+        self, geometry: Geometry, placement: Placement, point: Point, *, width: int, sets: int, device: str, seed: int
+    ) -> None:
+        self.geometry, self.point, self.device = geometry, point, device
+        self.scale = geometry.head_dim**-0.5
+        self.k_scale = torch.tensor(1.0, device=device)
+        self.v_scale = torch.tensor(1.0, device=device)
+        self._layout = LAYOUT[placement.layout, placement.kv]
+        self._used = torch.tensor([-(-length // geometry.page_size) for length in point.contexts], device=device)
+        self._pages = max(1, int(self._used.sum()))
+        self._bytes = self._pages * geometry.page_size * geometry.kv_bytes_per_token
+        self._room = self._bytes + OFFSET_STEP * OFFSETS
+        self._offsets = [0] * sets
+        self.seq_lens = torch.tensor(point.contexts, dtype=torch.int32, device=device)
+        self.pool = _random_codes(sets * self._room, device, seed).view(torch.int64)
+        shape = (sets, point.batch, geometry.heads_q, geometry.head_dim)
+        dtype = QUERY_DTYPE[geometry.dtype]
+        self.q, self.q_source, self.out = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(3))
+        self.sink = torch.zeros(shape[1:], dtype=dtype, device=device)
+        self.tables = torch.full((sets, point.batch, width), HOSTILE_PAGE, dtype=torch.int32, device=device)
+        self.sets: tuple[KVSet, ...] = ()
+        self.version = 0
+        self.seed = 0
+        self._reference: tuple[Tensor, Tensor] | None = None
+        self._fingerprint: tuple[int, ...] = ()
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV bytes that one launch reads."""
+        return kv_bytes_of(self.point, self.geometry)
+
+    def renew(self, seed: int, *, move: bool) -> None:
+        """Draw new page permutations, queries and written rows, and with `move` new offsets, from `seed`."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        if move or not self.sets:
+            steps = torch.randint(OFFSETS, (len(self._offsets),), generator=generator, device=self.device)
+            self._offsets = [OFFSET_STEP * step for step in steps.tolist()]
+            self.version = next(_VERSIONS)
+        self.q_source.copy_(_normal(self.q_source.shape, generator, self.device))
+        for table in self.tables:
+            self._permute(table, generator)
+        sets = [self._set(number, generator) for number in range(len(self._offsets))]
+        if move or not self.sets:
+            self.sets = tuple(sets)
+        else:
+            for old, new in zip(self.sets, sets, strict=True):  # graphs hold the old tensors' addresses
+                old.words.copy_(new.words)
+                old.word_source.copy_(new.word_source)
+        for item in self.sets:
+            self.pool.index_copy_(0, item.words, item.word_source)
+        self.q.copy_(self.q_source)
+        self.seed = seed
+        self._reference = None
+        self._fingerprint = self._take_fingerprint()
+
+    def _permute(self, table: Tensor, generator: torch.Generator) -> None:
+        """Deal all pages out to the sequences, in random order; entries past a sequence's end stay as they are."""
+        pages = torch.randperm(self._pages, generator=generator, device=self.device).int()
+        used = torch.arange(table.shape[1], device=self.device) < self._used[:, None]
+        table[used] = pages[: int(self._used.sum())]
+
+    def _set(self, number: int, generator: torch.Generator) -> KVSet:
+        geometry = self.geometry
+        begin = number * self._room + self._offsets[number]
+        memory = self.pool.view(torch.uint8)[begin : begin + self._bytes]
+        k, v = views(memory.view(self._shape()), geometry, self._layout)
+        words = self._last_words(k, v, self.tables[number])
+        source = _codes(_normal((len(words) * WORD,), generator, self.device)).view(torch.int64)
+        return KVSet(self.q[number], self.out[number], self.q_source[number], k, v, self.tables[number], words, source)
+
+    def _shape(self) -> tuple[int, ...]:
+        sizes = {"B": self._pages, "H": self.geometry.heads_kv, "N": self.geometry.page_size}
+        if self._layout.endswith("2D"):
+            return (*(sizes[name] for name in self._layout[:3]), 2 * self.geometry.head_dim)
+        return (2, *(sizes[name] for name in self._layout[1:4]), self.geometry.head_dim)
+
+    def _last_words(self, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        """Indices into `pool` of the K and V rows of each sequence's last token, all heads."""
+        last = self.seq_lens.long() - 1
+        rows = torch.nonzero(last >= 0).flatten()
+        page = table[rows, last[rows] // self.geometry.page_size].long()
+        slot = last[rows] % self.geometry.page_size
+        heads = torch.arange(self.geometry.heads_kv, device=self.device)
+        within = torch.arange(0, self.geometry.head_dim, WORD, device=self.device)
+        parts = [
+            int(part.storage_offset())
+            + (page * part.stride(0) + slot * part.stride(1))[:, None, None]
+            + (heads * part.stride(2))[:, None]
+            + within
+            for part in (k, v)
+        ]
+        return torch.stack(parts).flatten() // WORD
+
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """What a right launch gives, and by how much each element may differ: f32, as `out`; made once a renewal."""
+        if self._reference is None:
+            from mjolnir.kernel.reference import attention_f32
+            from mjolnir.kernel.tolerance import bound
+
+            constants = self._constants()
+            outputs = tuple(attention_f32(s.q, s.k, s.v, s.block_table, **constants)[0] for s in self.sets)
+            out = torch.stack(outputs)
+            self._reference = out, bound(out.flatten(0, 1), self.geometry).view_as(out)
+        return self._reference
+
+    def _constants(self) -> dict[str, Any]:
+        names = ("seq_lens", "geometry", "scale", "k_scale", "v_scale")
+        return {name: getattr(self, name) for name in names}
+
+    def changed(self) -> str:
+        """What a launch has written to that it should only read; empty when nothing."""
+        names = ("KV cache", "block table", "lengths", "queries")
+        pairs = zip(names, self._fingerprint, self._take_fingerprint(), strict=True)
+        return ", ".join(name for name, before, now in pairs if before != now)
+
+    def _take_fingerprint(self) -> tuple[int, ...]:
+        parts = (self.pool, self.tables, self.seq_lens, self.q.view(torch.int16))
+        return tuple(torch.stack([part.sum(dtype=torch.int64) for part in parts]).tolist())
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator, device: str) -> Tensor:
+    return torch.randn(shape, generator=generator, device=device)
+
+
+def _codes(values: Tensor) -> Tensor:
+    """Finite e4m3 codes of normal numbers."""
+    return values.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _random_codes(count: int, device: str, seed: int) -> Tensor:
+    """`count` bytes of e4m3, a chunk at a time: the f32 numbers of a whole pool would not fit."""
+    generator = torch.Generator(device).manual_seed(seed)
+    codes = torch.empty(count, dtype=torch.uint8, device=device)
+    for begin in range(0, count, FILL_ELEMENTS):
+        chunk = codes[begin : begin + FILL_ELEMENTS]
+        chunk.copy_(_codes(_normal(chunk.shape, generator, device)))
+    return codes

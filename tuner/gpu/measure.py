@@ -1,0 +1,155 @@
+"""Interleaved rounds: every arm and the empty chain once a round, in an order that rotates from round to round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mjolnir.tuner.gpu.window import between
+
+if TYPE_CHECKING:
+    from mjolnir.tuner.gpu.card import Graph
+
+ROOF_BYTES_PER_SECOND = 4.8e12
+CHAIN_SECONDS = 6e-6
+"""A chain is guessed to take this and its bytes at the roof: what an H200 cannot beat, so others replay for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How times are taken; part of the epoch, since other policies give other times.
+
+    Attributes:
+        rounds: rounds of a trial, and of a recorded cell.
+        empty_every: the empty chain is timed in every so many-th round.
+        replay_seconds: what one replay takes at least, about.
+        rotating_bytes: KV bytes that the sets of a point have at least together.
+        chain: what a sample is the time of.
+        order: how arms are interleaved.
+        clock: how a replay is timed.
+        warmups: replays of each arm before the first round.
+        attempts: how often a block is taken whose window was dirty.
+    """
+
+    rounds: int = 12
+    empty_every: int = 1
+    replay_seconds: float = 250e-6
+    rotating_bytes: int = 400_000_000
+    chain: str = "write Q, write KV row, decode, merge, read O"
+    order: str = "rotating"
+    clock: str = "CUDA events around one graph replay"
+    warmups: int = 1
+    attempts: int = 2
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)
+
+
+def chain_seconds(kv_bytes: int) -> float:
+    """The guess of what a chain takes; no measurement, so that every run has graphs of the same length."""
+    return CHAIN_SECONDS + kv_bytes / ROOF_BYTES_PER_SECOND
+
+
+def sets_of(kv_bytes: int, policy: Policy) -> int:
+    """KV sets of a point."""
+    return max(2, math.ceil(policy.rotating_bytes / max(1, kv_bytes)))
+
+
+def passes_of(kv_bytes: int, sets: int, policy: Policy) -> int:
+    """How often a replay goes over all sets."""
+    return max(1, math.ceil(policy.replay_seconds / (sets * chain_seconds(kv_bytes))))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The samples of one point, in ns per chain.
+
+    Attributes:
+        samples: `samples[arm][round]`.
+        empty: of the rounds that timed the empty chain.
+        window: what was seen of the device; `dirty` is empty when it can be trusted, `discarded` are earlier windows
+            of the same block that could not.
+    """
+
+    samples: tuple[tuple[int, ...], ...]
+    empty: tuple[int, ...]
+    window: Mapping[str, Any]
+
+    @property
+    def net(self) -> tuple[tuple[int, ...], ...]:
+        """`samples` with the empty chain of the same round taken off; needs one in every round."""
+        return tuple(tuple(s - e for s, e in zip(arm, self.empty, strict=True)) for arm in self.samples)
+
+
+def rotated(count: int, number: int) -> list[int]:
+    """The order of `count` arms in round `number`: each begins a round, and each pair meets in either order."""
+    order = list(range(count)) if number // count % 2 == 0 else list(reversed(range(count)))
+    start = number % count
+    return order[start:] + order[:start]
+
+
+def schedule(arms: int, rounds: int, empty_every: int) -> list[int]:
+    """What is replayed, in order: arms by index, the empty chain as index `arms`."""
+    order: list[int] = []
+    for number in range(rounds):
+        count = arms + (number % empty_every == 0)
+        order += rotated(count, number)
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is replayed at one point: the arms' graphs, the empty chain, and how many chains a replay holds."""
+
+    graphs: tuple[Graph, ...]
+    empty: Graph
+    chains: int
+
+
+class Stopwatch(Protocol):
+    """The part of a `card.Card` that measuring needs."""
+
+    def time(self, graphs: Sequence[Graph]) -> list[int]: ...
+
+    def look(self) -> dict[str, Any]: ...
+
+
+def take(
+    card: Stopwatch, points: Sequence[Callable[[], Job]], policy: Policy, rounds: int | None = None
+) -> list[Block]:
+    """Time the arms against one another, point by point, in one window.
+
+    Args:
+        card: the device.
+        points: each makes the plans of its point and returns what to replay; called right before.
+        policy: how; a window that was dirty is taken again, as often as it allows.
+        rounds: other than the policy's.
+    """
+    discarded: list[Mapping[str, Any]] = []
+    while True:
+        before = card.look()
+        samples = [_rounds(card, ready(), policy, rounds or policy.rounds) for ready in points]
+        window = between(before, card.look())
+        if not window["dirty"] or len(discarded) + 1 >= policy.attempts:
+            break
+        discarded.append(window)
+    if discarded:
+        window["discarded"] = discarded
+    return [Block(arms, empty, window) for arms, empty in samples]
+
+
+def _rounds(
+    card: Stopwatch, job: Job, policy: Policy, rounds: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    everything = [*job.graphs, job.empty]
+    order = schedule(len(job.graphs), rounds, policy.empty_every)
+    # The warm-up also keeps the GPU busy while the first rounds are enqueued, so that no replay waits for the host.
+    warmups = list(range(len(everything))) * policy.warmups
+    times = card.time([everything[index] for index in warmups + order])[len(warmups) :]
+    samples: list[list[int]] = [[] for _ in everything]
+    for index, nanoseconds in zip(order, times, strict=True):
+        samples[index].append(round(nanoseconds / job.chains))
+    return tuple(map(tuple, samples[:-1])), tuple(samples[-1])

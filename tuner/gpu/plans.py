@@ -1,0 +1,34 @@
+"""Plans of a workload's points, and what else follows from a setting without a device."""
+
+from __future__ import annotations
+
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.plan import make_plan
+from mjolnir.tuner.workload import Point, Workload
+
+
+def plan_digests(setting: Setting, workload: Workload, geometry: Geometry, sm_count: int) -> list[str]:
+    """Plan digest of each point; settings of one binary with equal digests do the same there."""
+    capacity = capacity_of(workload, geometry)
+    grid = sm_count * setting.ctas_per_sm
+    return [
+        make_plan(point.contexts, geometry.heads_kv, grid, setting.max_splits, capacity=capacity).digest()
+        for point in workload.points
+    ]
+
+
+def capacity_of(workload: Workload, geometry: Geometry) -> int:
+    """Tokens of a block-table row that holds every context of the workload: a whole number of pages, at least one."""
+    longest = max(1, *(max(point.contexts) for point in workload.points))
+    return -(-longest // geometry.page_size) * geometry.page_size
+
+
+def kv_bytes_of(point: Point, geometry: Geometry) -> int:
+    """KV bytes that one launch at `point` reads."""
+    return sum(point.contexts) * geometry.kv_bytes_per_token
+
+
+def cases_name(grid: int, merge: bool) -> str:
+    """Names the expected outputs of the gate's cases for a grid."""
+    return f"{grid}-{'merge' if merge else 'whole'}"

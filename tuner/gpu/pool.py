@@ -1,0 +1,163 @@
+"""The compile pool: processes that build ahead of the device.
+
+Each thread of the pool owns one child process and feeds it jobs. A compiler that hangs or dies takes down its own
+process alone: the job is answered with that status and a new process takes the next one. Equal jobs share one answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.variant import Variant
+from mjolnir.tuner.bench import Status
+from mjolnir.tuner.gpu.protocol import KILL_SECONDS, Child, ChildError, Died, Hung
+
+COMPILE_SECONDS = 60.0
+"""What one job may take."""
+
+START_SECONDS = 120.0
+"""What a new process may take to import the compiler, on a cold disk shared with its siblings."""
+
+COMPILER = "mjolnir.tuner.gpu.compiler:create"
+_IDLE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What came of one job.
+
+    Attributes:
+        failure: None when it went well, else compile-failed or compile-timeout.
+        reason: one line, when it failed.
+        facts: of a variant what the cache tells of the binary (key, registers, spill_bytes, ...); of expected outputs
+            their `path`.
+        seconds: what compiling took; 0 where an object was found.
+        log: the end of the compiler's output, when it failed.
+    """
+
+    failure: Status | None = None
+    reason: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    log: str = ""
+
+
+class CompilePool:
+    """Compiles in parallel processes.
+
+    Args:
+        folder: where objects and expected outputs are kept.
+        processes: how many; None = one a CPU that this process may use, at most 16.
+        seconds: the limit of one job.
+        target: the function that makes a process's handler.
+    """
+
+    def __init__(
+        self, folder: Path, *, processes: int | None = None, seconds: float = COMPILE_SECONDS, target: str = COMPILER
+    ) -> None:
+        self._folder = folder
+        self._limits = {"start": START_SECONDS, "compile": seconds}
+        self._target = target
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Future[Build]] = {}
+        self._queue: queue.PriorityQueue[tuple[int, int, str]] = queue.PriorityQueue()
+        self._order = itertools.count()
+        self._closed = False
+        self._children: set[Child] = set()
+        count = processes or min(16, len(os.sched_getaffinity(0)))
+        self._threads = [
+            threading.Thread(target=self._work, name=f"mjolnir-compile-{n}", daemon=True) for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def variant(self, variant: Variant, *, urgent: bool = False) -> Future[Build]:
+        """Build a variant."""
+        return self._submit({"op": "build", "variant": variant.as_dict()}, urgent)
+
+    def plan(self, arch: str) -> Future[Build]:
+        """Build the plan kernel of an architecture."""
+        return self._submit({"op": "plan", "arch": arch}, urgent=True)
+
+    def expected(self, geometry: Geometry, grid: int, *, merge: bool, urgent: bool = False) -> Future[Build]:
+        """Make the expected outputs of the gate's small cases for a grid of `grid` CTAs."""
+        job = {"op": "expected", "geometry": geometry.as_dict(), "grid": grid, "merge": merge}
+        return self._submit(job, urgent)
+
+    def _submit(self, job: dict[str, Any], urgent: bool) -> Future[Build]:
+        text = json.dumps({**job, "folder": str(self._folder)}, sort_keys=True)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the compile pool is closed")
+            known = text in self._jobs
+            future = self._jobs.setdefault(text, Future())
+            if not known or (urgent and not future.running() and not future.done()):
+                self._queue.put((0 if urgent else 1, next(self._order), text))  # a second entry is passed over
+        return future
+
+    def _work(self) -> None:
+        child: Child | None = None
+        while text := self._queue.get()[2]:
+            future = self._jobs[text]
+            with self._lock:
+                if self._closed:
+                    break
+                if future.running() or future.done() or not future.set_running_or_notify_cancel():
+                    continue
+                if child is None or not child.alive:
+                    child = self._replace(child)
+            try:
+                future.set_result(self._ask(child, json.loads(text)))
+            except Exception as error:
+                future.set_exception(error)
+        if child:
+            child.close()
+
+    def _replace(self, old: Child | None) -> Child:
+        if old:
+            self._children.discard(old)
+            old.close()
+        # Compiling must not take the CPU from the thread that feeds the GPU: hence the lower priority.
+        child = Child(self._target, environment={"OMP_NUM_THREADS": "1"}, nice=10)
+        self._children.add(child)
+        return child
+
+    def _ask(self, child: Child, job: Mapping[str, Any]) -> Build:
+        try:
+            answer = child.ask(job, self._limits)
+        except Hung as error:
+            return Build(Status.COMPILE_TIMEOUT, f"the compiler gave {error}", log=error.log)
+        except Died as error:
+            return Build(Status.COMPILE_FAILED, f"the compiler died: {error}", log=error.log)
+        except ChildError as error:
+            return Build(Status.COMPILE_FAILED, str(error), log=error.log)
+        if "failed" in answer:
+            return Build(
+                Status.COMPILE_FAILED, answer["failed"].strip().split("\n")[0][:300], log=answer["log"][-4000:]
+            )
+        return Build(facts=answer.get("built", answer), seconds=answer.get("seconds", 0.0))
+
+    def close(self) -> None:
+        """End all processes; jobs that have not begun are cancelled. Idempotent."""
+        with self._lock:
+            self._closed = True
+            children = list(self._children)
+            waiting = [future for future in self._jobs.values() if not future.done() and not future.running()]
+        for future in waiting:
+            future.cancel()
+        for _ in self._threads:
+            self._queue.put((_IDLE, 0, ""))
+        for child in children:
+            child.kill()  # its thread gets the end of the pipe, and closes it
+        for thread in self._threads:
+            thread.join(KILL_SECONDS)

@@ -1,0 +1,245 @@
+"""The device worker: one process that owns one GPU, holds its lock, and gates and times what it is asked to.
+
+The phase that it reports says whom a failure is to be blamed on: in `KERNEL_PHASES` it is the kernel under test, in the
+others the bench itself. An answer with "spoiled" asks for this process to be replaced: a kernel that went wrong has
+written where it should not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjolnir.kernel.geometry import Geometry, Placement
+from mjolnir.kernel.knobs import Setting
+from mjolnir.tuner.bench import Status, Timing
+from mjolnir.tuner.gpu.child import Handler, Report, resolve
+from mjolnir.tuner.workload import Workload
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+    from mjolnir.tuner.gpu.chain import Arm
+    from mjolnir.tuner.gpu.gate import Check
+    from mjolnir.tuner.gpu.measure import Block
+    from mjolnir.tuner.gpu.session import Session
+
+KERNEL_PHASES = ("gate", "measure")
+"""Phases in which a hang or a crash is the kernel's."""
+
+
+def create() -> Handler:
+    """The handler of a device worker; what takes long to import comes before the first request."""
+    import mjolnir.tuner.gpu.session  # noqa: F401
+
+    return Worker()
+
+
+def create_warm() -> Handler:
+    """The same with the kernel's compiler loaded, which a worker on a GPU needs to load objects."""
+    import cutlass.cute  # noqa: F401
+
+    return create()
+
+
+class Worker:
+    """Answers requests; the first must be "open".
+
+    - "open": "card" (`module:function` that makes it) with "options", "geometry", "placement", "workload", "policy",
+      "folder" of the compile cache, "seed" of the KV contents, "lock_seconds". Answers with facts of the device.
+    - "measure": gate "setting" (with "fault"), then time it against the default at "points" for "rounds" rounds.
+      "trial" renews a rotating point, None renews nothing. "expected": the cases' outputs by name.
+    - "noise": time the default against itself; on a fresh instance seeded by "number", or as it is where that is None.
+    - "instance": time "arms" against one another at "points" on a fresh instance, gated first.
+    """
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._lock: BaseFileLock | None = None
+
+    def __call__(self, request: dict[str, Any], report: Report) -> dict[str, Any]:
+        """Answer one request."""
+        if request["op"] == "open":
+            report("open")
+            return self._open(request)
+        if self._session is None:
+            raise RuntimeError("the first request must be 'open'")
+        operation = {"measure": measure, "noise": noise, "instance": instance}[request["op"]]
+        return operation(self._session, request, report)
+
+    def _open(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        from mjolnir.tuner.gpu.measure import Policy
+        from mjolnir.tuner.gpu.session import Session
+
+        geometry = Geometry.from_dict(spec["geometry"])
+        card = resolve(spec["card"])(spec["options"], geometry, Path(spec["folder"]))
+        self._lock = hold(card.uuid, spec["lock_seconds"])
+        placement, workload = Placement(**spec["placement"]), Workload.from_dict(spec["workload"])
+        self._session = Session(card, geometry, placement, workload, Policy(**spec["policy"]), spec["seed"])
+        device = card.device
+        facts = {"arch": device.arch, "name": device.name, "sm_count": device.sm_count, "mig": device.mig}
+        return {"device": facts, "uuid": card.uuid, "environment": card.environment()}
+
+
+def hold(uuid: str, seconds: float) -> BaseFileLock:
+    """Take the lock of a GPU within `seconds`; the system frees it when this process ends, however it ends.
+
+    Raises:
+        RuntimeError: another run has it.
+    """
+    import platformdirs
+    from filelock import FileLock, Timeout
+
+    folder = Path(platformdirs.user_runtime_dir("mjolnir", ensure_exists=True))
+    lock = FileLock(folder / f"{uuid}.lock")
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:
+        raise RuntimeError(
+            f"{uuid} is in use by another mjolnir run, which holds {lock.lock_file}; wait for it or use another device"
+        ) from None
+    return lock
+
+
+class Phases:
+    """Reports phases and adds up their seconds."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._name = ""
+        self._begin = 0.0
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str) -> None:
+        self.end()
+        self._name, self._begin = name, time.perf_counter()
+        self._report(name)
+
+    def end(self) -> dict[str, float]:
+        """End the phase that is on."""
+        if self._name:
+            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + time.perf_counter() - self._begin
+            self._name = ""
+        return self.seconds
+
+
+def _failure(checks: list[Check]) -> Check | None:
+    return next((check for check in checks if not check.passed), None)
+
+
+def measure(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Gate a setting, then time it against the built-in default; see `Worker`."""
+    from mjolnir.tuner.gpu.gate import summary
+    from mjolnir.tuner.gpu.session import seed_of
+
+    setting, fault, points = Setting.from_dict(request["setting"]), request["fault"], list(request["points"])
+    phases, trial = Phases(report), request["trial"]
+    phases("inputs")
+    for point in points:
+        renewed = trial is not None and point == points[trial % len(points)]
+        session.inputs(point, seed_of("trial", session.seed, trial) if renewed else None)
+    phases("gate")
+    cases = session.gate_binary(setting, request["expected"], fault)
+    failed = _failure(cases)
+    outputs: list[Check] = []
+    if not failed:
+        arm = session.arm(setting, fault)
+        outputs = session.gate_points(arm, points)
+        failed = _failure(outputs)
+    correctness = {**summary({"cases": cases, "points": outputs}), "kv_seed": session.seed}
+    answer = {"correctness": correctness, "plans": session.plans(setting), "phases": phases.seconds, "reason": ""}
+    if failed:
+        spoiled = session.spoiled()
+        phases.end()
+        return {**answer, "status": str(failed.status), "reason": failed.reason, "spoiled": spoiled}
+    if fault != "none":  # a kernel that is known to be wrong is not timed, even when the gate was blind
+        phases.end()
+        return {**answer, "status": str(Status.MEASURED), "reason": f"the gate let a {fault!r} fault pass"}
+    phases("baseline")
+    baseline, wrong = session.baseline(points, request["expected"])
+    if wrong:
+        phases.end()
+        reason = f"the built-in default, which all are timed against, fails the gate: {wrong.reason}"
+        return {**answer, "status": str(Status.INFRASTRUCTURE), "reason": reason, "spoiled": True}
+    phases("measure")
+    blocks = session.time([arm, baseline], points, request["rounds"])
+    plan_ns = session.time_plans(arm, points) if trial is not None else []
+    phases.end()
+    return {**answer, **_timed(points, blocks), "facts": {"plan_ns": plan_ns} if plan_ns else {}}
+
+
+def noise(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Time the built-in default against itself, with two sets of buffers and graphs; see `Worker`."""
+    from mjolnir.tuner.gpu.session import seed_of
+
+    points, number = list(request["points"]), request["number"]
+    report("inputs")
+    for point in points:
+        seed = None if number is None else seed_of("noise", session.seed, number, point)
+        session.inputs(point, seed, move=True)
+    report("gate")
+    checks = list(session.gate_binary(Setting(), request["expected"]))
+    arms = [session.fresh_arm(Setting()) for _ in range(2)]
+    for arm in arms:
+        checks += session.gate_points(arm, points)
+    failed = _failure(checks)
+    if failed:
+        return {"status": str(failed.status), "reason": failed.reason, "spoiled": True}
+    report("measure")
+    return {"reason": "", **_timed(points, session.time(arms, points, request["rounds"]))}
+
+
+def instance(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Gate and time several settings on a fresh instance; see `Worker`."""
+    from mjolnir.tuner.gpu.gate import summary
+    from mjolnir.tuner.gpu.session import seed_of
+
+    points = list(request["points"])
+    report("inputs")
+    for point in points:
+        session.inputs(point, seed_of("instance", session.seed, request["number"], point), move=True)
+    report("gate")
+    arms: list[Arm] = []
+    made: list[dict[str, Any]] = []
+    correctness: dict[str, Any] = {"kv_seed": session.seed, "arms": made}
+    for number, values in enumerate(request["arms"]):
+        setting = Setting.from_dict(values)
+        cases = session.gate_binary(setting, request["expected"])
+        outputs: list[Check] = []
+        if not _failure(cases):
+            arms.append(session.fresh_arm(setting))
+            outputs = session.gate_points(arms[-1], points)
+        made.append(summary({"cases": cases, "points": outputs}))
+        failed = _failure(cases + outputs)
+        if failed:
+            reason = f"arm {number} ({setting}): {failed.reason}"
+            spoiled = session.spoiled()
+            return {"status": str(failed.status), "reason": reason, "correctness": correctness, "spoiled": spoiled}
+    report("measure")
+    blocks = session.time(arms, points, request["rounds"])
+    dirty = blocks[0].window["dirty"]
+    return {
+        "status": str(Status.DIRTY if dirty else Status.MEASURED),
+        "reason": dirty,
+        "samples": [] if dirty else [block.net for block in blocks],
+        "correctness": correctness,
+        "window": dict(blocks[0].window),
+    }
+
+
+def _timed(points: list[int], blocks: list[Block]) -> dict[str, Any]:
+    """Status and timings of a candidate (arm 0) against a baseline (arm 1)."""
+    dirty = blocks[0].window["dirty"]
+    if dirty:
+        return {
+            "status": str(Status.DIRTY),
+            "reason": f"the window was dirty: {dirty}",
+            "window": dict(blocks[0].window),
+        }
+    timings = [
+        Timing(point, block.samples[0], block.samples[1], block.empty, block.window).as_dict()
+        for point, block in zip(points, blocks, strict=True)
+    ]
+    return {"status": str(Status.MEASURED), "timings": timings}

@@ -14,7 +14,7 @@ from mjolnir.backend.table import Table
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure, NotWrittenFailure
 from mjolnir.research.promote import write_rows
-from mjolnir.research.rows import proven
+from mjolnir.research.rows import proven, row_of
 from tests.research.conftest import git, make_row
 from tests.research.test_cli import call
 
@@ -52,6 +52,17 @@ def test_a_checkout_gets_one_commit_a_row(live, checkout, monkeypatch):
     assert code == 0
     assert "0 of 2 proven rows" in out
     assert "in force already" in out
+
+
+def test_a_row_keeps_the_check_that_came_nearest_to_its_bound():
+    def check(excess: float) -> dict[str, Any]:
+        return {"checked": 8, "worst": {"excess": excess, "error": excess / 10, "bound": 0.1, "name": f"case {excess}"}}
+
+    body = promotion(8)
+    arms = [{"arms": [{"cases": check(low), "points": check(low + 0.1)}], "kv_seed": 1} for low in (0.2, 0.6, 0.3)]
+    body["certificate"] = {**body["certificate"], "instances": 3, "correctness": arms}
+    kept = row_of(body).certificate["correctness"]
+    assert kept == {"instances": 3, "nearest": check(0.7)["worst"]}
 
 
 def test_a_refusal_leaves_code_4(live, checkout, monkeypatch):

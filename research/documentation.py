@@ -1,41 +1,102 @@
-"""The parts of README.md that are made from the code: `python -m mjolnir.research.documentation README.md`."""
+"""The parts of README.md that are made from code and results: `python -m mjolnir.research.documentation README.md`."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from mjolnir.backend.overrides import variable
+from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
 
-BEGIN, END = "<!-- knobs: made from kernel/knobs.py -->", "<!-- end of knobs -->"
+KERNEL_RESULTS = Path("research", "bench", "results", "kernel-main-h200.json")
+TABLE = Path("backend", "defaults.json")
+SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
+"""The geometry whose points the README shows one by one."""
 
 
-def knobs_table() -> str:
-    """The knobs as a Markdown table."""
+def knobs_table(root: Path) -> str:
+    """The knobs as a Markdown table; the same in every tree."""
     head = "| knob | values | default | environment variable | effect |\n|---|---|---|---|---|\n"
-    return head + "".join(_row(knob) for knob in KNOBS)
+    return head + "".join(_knob_row(knob) for knob in KNOBS)
 
 
-def _row(knob: Knob) -> str:
+def _knob_row(knob: Knob) -> str:
     default = ("off", "on")[knob.default] if knob.is_switch else knob.default
     return f"| `{knob.name}` | {knob.domain()} | {default} | `{variable(knob)}` | {knob.help} |\n"
 
 
-def updated(readme: str) -> str:
-    """`readme` with the knobs table made anew between its two marks.
+def speed_table(root: Path) -> str:
+    """The kernel beside its peer, and what tuning adds, from the results and the table of the tree at `root`."""
+    results = json.loads((root / KERNEL_RESULTS).read_text("utf-8"))
+    tuned = _tuned(Table.read(root / TABLE))
+    lines = ["| batch x context | FlashInfer, us | Mjolnir untuned, us | times faster | tuned: share of untuned time |"]
+    lines.append("|---|---|---|---|---|")
+    for (batch, context), times in _times(results["rows"]).items():
+        peer, ours = times["flashinfer-tc"], times["mjolnir-default"]
+        share = tuned.get(1 << (batch - 1).bit_length(), "")
+        lines.append(f"| {batch} x {context} | {peer:.1f} | {ours:.1f} | {peer / ours:.2f} | {share} |")
+    return "\n".join([*lines, "", _origin(results), ""])
+
+
+def _times(rows: list[Mapping[str, Any]]) -> dict[tuple[int, int], dict[str, float]]:
+    times: dict[tuple[int, int], dict[str, float]] = {}
+    for row in rows:
+        if all(row[name] == value for name, value in SHOWN.items()):
+            times.setdefault((row["batch"], row["context"]), {})[row["kernel"]] = row["us"]
+    return times
+
+
+def _tuned(table: Table) -> dict[int, str]:
+    """Share of the default's time with its interval by bucket, of the rows for the geometry that is shown."""
+    return {row.key.batch: _share(row) for row in table.rows if all(getattr(row.key, n) == v for n, v in SHOWN.items())}
+
+
+def _share(row: Row) -> str:
+    ratio = row.certificate["ratio_default"]
+    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def _origin(results: Mapping[str, Any]) -> str:
+    taken, figures = results["taken"], results["figures"]
+    versions = taken["versions"]
+    return (
+        f"{taken['device']}, CUDA {versions['cuda']}, FlashInfer {versions['flashinfer-python']} tensor-core decode; "
+        f"32/8 heads, head size 128, page 64, fp8 KV, bf16 query, merge included, cold L2. Over this and two more "
+        f"geometries (page 16; 64/8 heads) the untuned kernel is {figures['geomean_vs_flashinfer_tc']:.2f} times "
+        f"faster in the geometric mean, {figures['worst_vs_flashinfer_tc']:.2f} times at the worst point. The last "
+        f"column is the certificate of the row that serves the batch's bucket, measured in the chain in which it is "
+        f"served."
+    )
+
+
+SECTIONS: Mapping[str, Callable[[Path], str]] = {
+    "knobs: made from kernel/knobs.py": knobs_table,
+    "speed: made from research/bench/results and backend/defaults.json": speed_table,
+}
+"""What each pair of marks in the README holds."""
+
+
+def updated(readme: str, root: Path) -> str:
+    """`readme` with every section made anew between its two marks, from the tree at `root`.
 
     Raises:
         ValueError: a mark is missing.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the text lacks {BEGIN!r} or {END!r}")
-    return f"{before}{BEGIN}\n{knobs_table()}{END}{after}"
+    for title, make in SECTIONS.items():
+        begin, end = f"<!-- {title} -->", f"<!-- end of {title.partition(':')[0]} -->"
+        before, found, rest = readme.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"the text lacks {begin!r} or {end!r}")
+        readme = f"{before}{begin}\n{make(root)}{end}{after}"
+    return readme
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
-        path.write_text(updated(path.read_text("utf-8")), "utf-8")
+        path.write_text(updated(path.read_text("utf-8"), path.resolve().parent), "utf-8")

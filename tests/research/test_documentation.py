@@ -1,25 +1,27 @@
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.knobs import KNOBS
-from mjolnir.research.documentation import BEGIN, END, knobs_table, updated
+from mjolnir.research.documentation import KERNEL_RESULTS, SECTIONS, knobs_table, speed_table, updated
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_readme_shows_the_knobs_as_they_are() -> None:
+def test_readme_shows_knobs_and_figures_as_they_are() -> None:
     text = README.read_text("utf-8")
-    assert updated(text) == text, "run `python -m mjolnir.research.documentation README.md`"
+    assert updated(text, README.parent) == text, "run `python -m mjolnir.research.documentation README.md`"
 
 
 def test_table_has_a_line_for_each_knob() -> None:
-    lines = knobs_table().splitlines()[2:]
+    lines = knobs_table(README.parent).splitlines()[2:]
     assert [line.split("`")[1] for line in lines] == [knob.name for knob in KNOBS]
     assert lines[0] == (
         "| `ctas_per_sm` | 1 to 4 | 2 | `MJOLNIR_ATTN_CTAS` | CTAs resident per SM: the size of the persistent grid |"
@@ -27,13 +29,29 @@ def test_table_has_a_line_for_each_knob() -> None:
     assert "| off (0), on (1) | off | `MJOLNIR_ATTN_PDL` |" in lines[3]
 
 
+def test_speed_is_read_from_the_results_and_the_table() -> None:
+    rows = json.loads((README.parent / KERNEL_RESULTS).read_text("utf-8"))["rows"]
+    us = {row["kernel"]: row["us"] for row in rows if (row["batch"], row["context"]) == (64, 8192) and is_shown(row)}
+    (line,) = [line for line in speed_table(README.parent).splitlines() if line.startswith("| 64 x 8192")]
+    peer, ours = us["flashinfer-tc"], us["mjolnir-default"]
+    assert line.startswith(f"| 64 x 8192 | {peer:.1f} | {ours:.1f} | {peer / ours:.2f} | 0.")
+
+
+def is_shown(row: dict[str, Any]) -> bool:
+    return (row["heads_q"], row["heads_kv"], row["page_size"]) == (32, 8, 64)
+
+
 def test_what_is_between_the_marks_is_replaced() -> None:
-    assert updated(f"a {BEGIN} old {END} b") == f"a {BEGIN}\n{knobs_table()}{END} b"
+    old = "".join(f"a <!-- {title} --> old <!-- end of {title.split(':')[0]} --> b" for title in SECTIONS)
+    new = updated(old, README.parent)
+    assert " old " not in new
+    assert f"-->\n{knobs_table(README.parent)}<!--" in new
+    assert updated(new, README.parent) == new
 
 
 def test_missing_mark_is_told() -> None:
     with pytest.raises(ValueError, match="the text lacks"):
-        updated(f"{END} {BEGIN}")
+        updated("nothing", README.parent)
 
 
 COMMANDS = sorted(set(re.findall(r"`(mjolnir [^`]+)`", README.read_text("utf-8"))))

@@ -11,7 +11,8 @@ from mjolnir.kernel.device import ARCHITECTURES
 from mjolnir.kernel.engines.ptx import EVICT_FIRST, EVICT_NORMAL
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.plan import make_plan
-from tests.kernel.engines.machine_code import code
+from mjolnir.kernel.variant import stage_bytes
+from tests.kernel.engines.machine_code import SMALL, code
 
 pytest.importorskip("cutlass", reason="the extra `dsl` is not installed")
 DEFAULT = Setting()
@@ -60,10 +61,14 @@ def test_pdl_touches_nothing_of_the_chain_before_it_waits(arch: str) -> None:
 
 
 @EVERYWHERE
-def test_kv_stages_sets_the_barriers_of_the_ring(arch: str) -> None:
+def test_kv_stages_sets_the_bytes_of_the_ring_and_its_barriers(arch: str) -> None:
     for stages in (2, 5):
-        ptx = code(replace(DEFAULT, kv_stages=stages), arch).ptx
-        assert ptx.count("mbarrier.init") == 2 * stages
+        barriers = re.findall(
+            r"mbarrier\.init\S+\s+\[%r\d+\+(\d+)\]", code(replace(DEFAULT, kv_stages=stages), arch).ptx
+        )
+        ring = stages * stage_bytes(SMALL)
+        # the barriers lie behind the ring: a full and an empty one for each stage
+        assert sorted(map(int, barriers)) == [ring + 8 * i for i in range(2 * stages)]
 
 
 @EVERYWHERE

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "Ratios are time divided by the time of the built-in default in the same window: below 1 is faster. "
-    "'found' is the search's own estimate; 'proven' was measured again in fresh processes and comes with its interval."
+    "The setting is the one that was decided on: of those that tie with the fastest, the one that takes the least. "
+    "'found' is the search's own estimate of it, '-' when the search did not try it; 'measured again' is against the "
+    "default in fresh processes, with its interval."
 )
 
 
@@ -68,10 +70,13 @@ def asked(summary: Mapping[str, Any]) -> list[str]:
     origin = f" (replay of the recording {summary['recording']})" if summary["simulated"] else ""
     layout = f"{summary['placement']['layout']}, K and V {summary['placement']['kv']}"
     points = len(workload["points"])
+    pins = " ".join(f"{name}={value}" for name, value in summary["options"]["pins"].items())
+    held = [f"Held: {pins}; the default and the rows in force are compared with all the same."] if pins else []
     return [
         f"Campaign {summary['tag']}{origin}",
         f"Asked: the fastest knobs for {Geometry.from_dict(summary['geometry'])} ({layout}) on {device['name']}.",
         f"Workload {workload['name']}: {points} points in {len(summary['buckets'])} batch buckets.",
+        *held,
     ]
 
 
@@ -89,11 +94,12 @@ def tried(summary: Mapping[str, Any]) -> list[str]:
 
 
 def bucket_table(summary: Mapping[str, Any]) -> Table:
-    """One line a bucket: the best setting, its estimate, what was proven and decided."""
+    """One line a bucket: the setting that was decided on, its estimate, what was measured again, and the outcome."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("batch", "best setting (where it differs from the default)", "found", "proven [interval]", "outcome"):
+    setting = "setting (where it differs from the default)"
+    for title in ("batch", setting, "found", "measured again [interval]", "outcome"):
         table.add_column(title, overflow="fold")
     for bucket in summary["buckets"]:
         table.add_row(*bucket_cells(bucket, Names.of(summary)))
@@ -103,21 +109,40 @@ def bucket_table(summary: Mapping[str, Any]) -> Table:
 def bucket_cells(bucket: Mapping[str, Any], names: Names) -> tuple[str, str, str, str, str]:
     """The cells of one bucket's line."""
     best, promotion = bucket["best"] or {}, bucket["promotion"] or {}
-    setting = promotion.get("setting") or best.get("setting")
-    found = bucket["found"] or best.get("ratio")
-    ratio = (promotion.get("certificate") or {}).get("ratio_default")
+    decided = promotion or {"setting": best.get("setting"), "certificate": {}}
+    found = bucket["found"] if promotion else best.get("ratio")
+    certificate = decided["certificate"]
     return (
         str(bucket["bucket"]),
-        names(setting) if setting else "-",
+        names(decided["setting"]) if decided["setting"] else "-",
         f"{found:.3f}" if found else "-",
-        interval(ratio) if ratio else "-",
-        DECISIONS[promotion["decision"]] if promotion else "not decided",
+        _measured_again(certificate),
+        outcome(bucket, names),
     )
+
+
+def outcome(bucket: Mapping[str, Any], names: Names) -> str:
+    """What became of a bucket, in words."""
+    promotion, incumbent = bucket["promotion"], bucket["incumbent"]
+    if not promotion:
+        return "not decided"
+    stays = promotion["decision"] == "not-proven" and incumbent and names(promotion["setting"]) == names(incumbent)
+    return "the row in force stays" if stays else DECISIONS[promotion["decision"]]
+
+
+def _measured_again(certificate: Mapping[str, Any]) -> str:
+    """A certificate's ratio to the default; an interval needs more than one instance."""
+    ratio, instances = certificate.get("ratio_default"), certificate.get("instances")
+    if not ratio:
+        return "-"
+    if instances == 1:
+        return f"{ratio['value']:.3f} in 1 instance"
+    return interval(ratio)
 
 
 def _reasons(summary: Mapping[str, Any]) -> list[str]:
     open_buckets = [
-        f"Batch {bucket['bucket']}: {DECISIONS[bucket['promotion']['decision']]}: {bucket['promotion']['reason']}"
+        f"Batch {bucket['bucket']}: {outcome(bucket, Names.of(summary))}: {bucket['promotion']['reason']}"
         for bucket in summary["buckets"]
         if bucket["promotion"] and bucket["promotion"]["decision"] != "promote"
     ]

@@ -69,9 +69,9 @@ def noise_floor(noise: Sequence[Mapping[str, Any]], points: int) -> list[float]:
 
 
 def best_trial(trials: Sequence[Mapping[str, Any]], bucket: int) -> Mapping[str, Any] | None:
-    """The measured trial with the smallest ratio in `bucket`, the earlier one on a tie."""
-    measured = [trial for trial in trials if str(bucket) in (trial.get("ratios") or {})]
-    return min(measured, key=lambda trial: trial["ratios"][str(bucket)], default=None)
+    """The trial that the search followed in `bucket`: the fastest of those that were its best when they were tried."""
+    leads = [trial for trial in trials if bucket in trial["kept_buckets"]]
+    return min(leads, key=lambda trial: trial["ratios"][str(bucket)], default=None)
 
 
 def _found(setting: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], bucket: int) -> float | None:

@@ -32,6 +32,9 @@ REJECTED = (Status.INCORRECT, Status.NAN)
 GUESSED_DEVIATION = 0.004
 """Standard deviation of A/A instance values where none was measured yet, a fraction."""
 
+PROCESS_SECONDS = 7.0
+"""Seconds until a fresh worker has the inputs of eight points on its card, as seen on an H200."""
+
 GUESSED_TRIAL_SECONDS = 2.5
 """Seconds of a trial on a GPU where none was timed yet: gate and eight points."""
 
@@ -241,6 +244,6 @@ def estimate(
     spread = GUESSED_DEVIATION if deviation is None else deviation
     instances = options.instances * buckets
     search = min(60 * options.minutes, options.trials * each)
-    finals = (instances + 2 * buckets + options.noise) * each
+    finals = (instances + 2 * buckets + options.noise) * each + buckets * (1 + options.processes) * PROCESS_SECONDS
     gain = smallest_provable_gain(spread, options.margin, options.instances)
     return Estimate(options.trials, instances, search + finals, gain)

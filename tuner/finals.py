@@ -88,7 +88,7 @@ class Finals:
             Halt: stopped, or the infrastructure failed too often.
         """
         incumbent = self._incumbent(bucket)
-        shot = self._shootout(bucket, incumbent)
+        shot = self._unbeatable(bucket) or self._shootout(bucket, incumbent)
         decision, records = shot.decision, shot.records
         if decision is None:
             confirmed = self._confirm(bucket, Arms.of([shot.setting], self._default, incumbent))
@@ -106,6 +106,14 @@ class Finals:
         body: Body = record["body"]
         return body
 
+    def _unbeatable(self, bucket: int) -> Stage | None:
+        """A row in force that a recording lacks: what cannot be compared with it cannot displace it."""
+        setting = self._session.options.incumbents.get(bucket)
+        if setting is None or not self._session.space.unrecorded(setting):
+            return None
+        reason = "the recording does not hold the row in force, and nothing displaces it unbeaten"
+        return Stage(Decision(promotion.NOT_PROVEN, reason, setting, {}), setting, ())
+
     def _incumbent(self, bucket: int) -> Setting | None:
         """The row in force, resolved, if this bench can measure it."""
         session = self._session
@@ -115,9 +123,11 @@ class Finals:
         return resolve(setting, session.bench.geometry, session.bench.device)
 
     def _candidates(self, bucket: int, incumbent: Setting | None) -> list[Setting]:
-        """The best few settings of the search in this bucket, baselines left out, each once."""
+        """The best few settings of the search in this bucket that hold the pins, baselines left out, each once."""
         ordered = sorted(self._leads, key=lambda lead: (lead.ratios[str(bucket)], lead.setting))
-        unique = dict.fromkeys(lead.setting for lead in ordered if lead.setting not in (self._default, incumbent))
+        space, baselines = self._session.space, (self._default, incumbent)
+        held = [lead.setting for lead in ordered if space.coordinates(lead.setting) is not None]
+        unique = dict.fromkeys(setting for setting in held if setting not in baselines)
         return list(unique)[: self._session.options.candidates]
 
     def _shootout(self, bucket: int, incumbent: Setting | None) -> Stage:

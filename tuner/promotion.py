@@ -184,8 +184,8 @@ def _objection(
         for number, value in enumerate(row, 1):
             if not in_favour(value, options):
                 faster = math.expm1(-value)
-                said = f"{faster:.1%} faster" if faster > 0 else f"{-faster:.1%} slower"
-                return f"instance {number}: {said} than the {name}, the margin is {options.margin:.1%}"
+                said = f"{faster:.2%} faster" if faster > 0 else f"{-faster:.2%} slower"
+                return f"instance {number}: {said} than the {name}, the margin is {options.margin:.2%}"
     count = min(len(row) for row in values.values())
     if count < options.instances:
         return f"only {count} of {options.instances} instances could be measured"

@@ -39,7 +39,8 @@ class Search:
         """What is tried before the proposer is asked: the default, the rows in force, what was enqueued; each once."""
         session = self._session
         wanted: list[tuple[Setting, str, int | None]] = [(Setting(), "default", None)]
-        wanted += [(setting, "incumbent", bucket) for bucket, setting in sorted(session.options.incumbents.items())]
+        in_force = [(setting, bucket) for bucket, setting in sorted(session.options.incumbents.items())]
+        wanted += [(row, "incumbent", bucket) for row, bucket in in_force if not session.space.unrecorded(row)]
         wanted += [(setting, "enqueued", None) for setting in session.options.enqueued]
         first: dict[Setting, tuple[Setting, str, int | None]] = {}
         for entry in wanted:
@@ -146,9 +147,8 @@ class Search:
         outcome = Outcome(Status.INFEASIBLE, reason) if reason else self._ask_bench(proposal)
         session.bench.advance(RECORD_SECONDS)
         scored = score(outcome, session.weights)
-        best = session.best
-        kept = [bucket for bucket, ratio in scored.ratios.items() if bucket not in best or ratio < best[bucket].ratio]
         resolved = resolve(proposal.setting, session.bench.geometry, session.bench.device)
+        kept = [bucket for bucket, ratio in scored.ratios.items() if self._leads(resolved, bucket, ratio)]
         return trial_body(proposal, resolved, outcome, scored, kept, session.tape.append_seconds)
 
     def _ask_bench(self, proposal: Proposal) -> Outcome:
@@ -162,16 +162,21 @@ class Search:
 
     def _learn(self, body: Mapping[str, Any]) -> None:
         """Take a trial of this epoch in: leads, and what the proposer should know."""
-        best = self._session.best
+        resolved = Setting.from_dict(body["resolved"])
         for name, ratio in body["ratios"].items():
-            bucket = int(name)
-            if bucket not in best or ratio < best[bucket].ratio:
-                best[bucket] = Best(Setting.from_dict(body["resolved"]), ratio, body["trial"])
+            if self._leads(resolved, int(name), ratio):
+                self._session.best[int(name)] = Best(resolved, ratio, body["trial"])
         if body["status"] in UNTOLD:
             coordinates = self._session.space.coordinates(Setting.from_dict(body["setting"]))
             if coordinates is not None:
                 self._taken.discard(coordinates)
         self._tell(body)
+
+    def _leads(self, setting: Setting, bucket: int, ratio: float) -> bool:
+        """Whether a setting is the fastest so far; a row in force that does not hold the pins is only compared with."""
+        space, best = self._session.space, self._session.best.get(bucket)
+        in_play = setting == space.default or space.coordinates(setting) is not None
+        return in_play and (best is None or ratio < best.ratio)
 
     def _tell(self, body: Mapping[str, Any]) -> None:
         """Tell every bucket's study of a trial."""

@@ -193,9 +193,13 @@ class Space:
         reason = infeasible(setting, self.geometry, self.device)
         if reason:
             return reason
-        if self._allowed is not None and resolve(setting, self.geometry, self.device) not in self._allowed:
-            return "the recording does not hold this setting"
-        return None
+        return "the recording does not hold this setting" if self.unrecorded(setting) else None
+
+    def unrecorded(self, setting: Setting) -> bool:
+        """Whether the device could run a setting, and only the recording lacks it."""
+        if self._allowed is None or infeasible(setting, self.geometry, self.device):
+            return False
+        return resolve(setting, self.geometry, self.device) not in self._allowed
 
     def random(self, rng: np.random.Generator) -> Coordinates:
         """Coordinates drawn evenly."""

@@ -45,7 +45,10 @@ def render(
         knobs={knob: charts.dots(knob, groups) for knob, groups in series.knob_groups(trials).items()},
         failures=_failures(trials, summary),
         noise=_noise(summary),
-        rows=[{"key": _pairs(row["key"]), "value": _pairs(row["value"]), "json": _json(row)} for row in rows],
+        rows=[
+            {"batch": row["key"]["batch"], "key": _pairs(row["key"]), "value": _pairs(row["value"]), "json": _json(row)}
+            for row in rows
+        ],
         environments=[(writer, _json(entry)) for writer, entry in environments.items()],
         commands=_commands(records),
     )

@@ -12,6 +12,7 @@ from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
+from mjolnir.research.findings import bucket_cells
 from mjolnir.research.naming import Names
 from mjolnir.research.progress import decision_line, kept_line, status_line
 from mjolnir.research.report import charts, series
@@ -102,3 +103,22 @@ def test_plain_lines_say_what_is_new():
     assert kept_line(progress({"kind": "trial", "body": {**kept, "verdict": "discard"}}), NAMES) == ""
     body = {"bucket": 8, "decision": "not-proven", "reason": "too noisy"}
     assert decision_line(progress({"kind": "promotion", "body": body})) == "batch 8: not proven: too noisy"
+
+
+def decided(decision: str, setting: Setting, incumbent: Setting | None = None, **certificate: Any) -> dict[str, Any]:
+    promotion = {"decision": decision, "setting": setting.as_dict(), "certificate": certificate, "reason": ""}
+    row = incumbent and incumbent.as_dict()
+    best = {"trial": 2, "setting": Setting(pdl=1).as_dict(), "ratio": 0.7}
+    return {"bucket": 8, "best": best, "promotion": promotion, "found": None, "incumbent": row}
+
+
+def test_a_line_of_the_table_is_about_the_setting_that_was_decided_on():
+    ratio = {"value": 0.9, "low": 0.88, "high": 0.91}
+    row, other = Setting(kv_stages=3), Setting(kv_stages=2)
+    cells = bucket_cells(decided("promote", other, row, ratio_default=ratio, instances=12), NAMES)
+    assert cells == ("8", "kv_stages=2", "-", "0.900 [0.880, 0.910]", "proven faster")
+    cells = bucket_cells(decided("not-proven", other, row, ratio_default=ratio, instances=1), NAMES)
+    assert cells[3:] == ("0.900 in 1 instance", "not proven")
+    assert bucket_cells(decided("not-proven", row, row), NAMES)[2:] == ("-", "-", "the row in force stays")
+    open_bucket = {**decided("promote", other), "promotion": None}
+    assert bucket_cells(open_bucket, NAMES) == ("8", "pdl=1", "0.700", "-", "not decided")

@@ -11,7 +11,7 @@ import pytest
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.bench import Instance, Outcome, Status, Timing
-from mjolnir.tuner.coordinator import Result, estimate, run
+from mjolnir.tuner.coordinator import PROCESS_SECONDS, Result, estimate, run
 from mjolnir.tuner.journal import MemoryJournal
 from mjolnir.tuner.options import EFFORTS, Options
 from mjolnir.tuner.recording import Recording
@@ -313,7 +313,7 @@ def test_a_confirmation_stops_at_the_first_instance_that_refutes(modelled: Recor
     script = Script(instances={request.number: Instance(Status.MEASURED, samples=same)})
     result, journal, _ = campaign(gain, replace(QUICK, trials=len(gain.settings)), script)
     assert len([b for b in bodies(journal, "confirmation") if b["bucket"] == 1]) == 2
-    assert result.decisions[0]["reason"] == "instance 2: 0.0% slower than the default, the margin is 1.0%"
+    assert result.decisions[0]["reason"] == "instance 2: 0.00% slower than the default, the margin is 1.00%"
 
 
 def test_minutes_end_the_search_on_the_benchs_clock(modelled: Recording) -> None:
@@ -343,12 +343,34 @@ def test_pins_hold_and_the_default_is_measured_all_the_same(modelled: Recording)
 
 
 def test_an_infeasible_row_is_recorded_without_asking_the_bench(modelled: Recording) -> None:
-    _, journal, bench = campaign(modelled, replace(QUICK, incumbents={1: Setting(4, 12), 32: Setting(3, 3)}))
+    _, journal, bench = campaign(modelled, replace(QUICK, incumbents={1: Setting(4, 12)}))
     trials = bodies(journal, "trial")
-    assert [body["status"] for body in trials[1:3]] == ["infeasible", "infeasible"]
+    assert [body["status"] for body in trials[1:3]] == ["infeasible", "measured"]
     assert trials[1]["reason"].startswith("shared memory: 12 stages")
-    assert trials[2]["reason"] == "the recording does not hold this setting"
-    assert {setting for _, setting in bench.measured}.isdisjoint({Setting(4, 12), Setting(3, 3)})
+    assert Setting(4, 12) not in {setting for _, setting in bench.measured}
+
+
+def test_a_row_that_the_recording_lacks_is_not_displaced(gain: Recording) -> None:
+    rows = {1: Setting(3, 3)}
+    result, journal, bench = campaign(gain, replace(QUICK, trials=len(gain.settings), incumbents=rows))
+    first, second = result.decisions[:2]
+    assert (first["decision"], first["setting"]) == ("not-proven", Setting(3, 3).as_dict())
+    assert first["reason"] == "the recording does not hold the row in force, and nothing displaces it unbeaten"
+    assert not [body for body in bodies(journal, "confirmation") if body["bucket"] == 1]
+    assert second["decision"] == "promote"
+    assert Setting(3, 3) not in {setting for _, setting in bench.measured}
+
+
+def test_rows_that_do_not_hold_the_pins_are_compared_with_and_never_chosen(gain: Recording) -> None:
+    pins = {"kv_stages": 4}
+    rows = {bucket: Setting(2, 2) for bucket in gain.workload.buckets}
+    result, journal, _ = campaign(gain, replace(QUICK, pins=pins, incumbents=rows))
+    held = {body["trial"] for body in bodies(journal, "trial") if body["resolved"]["kv_stages"] == 4}
+    assert len(held) < len(bodies(journal, "trial"))
+    assert all(best.trial in held | {1} for best in result.best.values())
+    for body in bodies(journal, "shootout"):
+        arms = [arm for place, arm in enumerate(body["arms"]) if place not in (body["default"], body["incumbent"])]
+        assert all(arm["kv_stages"] == 4 for arm in arms)
 
 
 def test_an_observer_hears_of_every_record(modelled: Recording) -> None:
@@ -406,7 +428,7 @@ def test_presets_and_estimates() -> None:
     assert Options.from_dict({**options.as_dict(), "later": 1}) == options
     assert json.loads(json.dumps(options.as_dict())) == options.as_dict()
     plan = estimate(options, 6, deviation=0.003, trial_seconds=1.0)
-    assert (plan.trials, plan.instances, plan.seconds) == (40, 72, 40 + 72 + 12 + 4)
+    assert (plan.trials, plan.instances, plan.seconds) == (40, 72, 40 + 72 + 12 + 4 + 6 * 4 * PROCESS_SECONDS)
     assert 0.01 < plan.smallest_gain < 0.02
     for bad, message in (
         ({"trials": 0}, "trials = 0"), ({"proposer": "x"}, "proposer 'x'"), ({"margin": 1.0}, "margin = 1.0"),

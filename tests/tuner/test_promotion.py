@@ -46,7 +46,7 @@ def test_one_instance_at_the_margin_is_enough_to_refuse() -> None:
     for at, expected in ((1 / 1.0101, "promote"), (1 / 1.0099, "not-proven"), (1.02, "not-proven")):
         assert decide([body([0.95, 0.95])] * 11 + [body([at, at])]).decision == expected
     decision = decide([body([0.95, 0.95])] * 3 + [body([1.02, 1.02])])
-    assert decision.reason == "instance 4: 2.0% slower than the default, the margin is 1.0%"
+    assert decision.reason == "instance 4: 1.96% slower than the default, the margin is 1.00%"
 
 
 def test_fewer_instances_than_planned_prove_nothing() -> None:
@@ -75,7 +75,7 @@ def test_the_row_in_force_has_to_be_beaten_too() -> None:
     arms = Arms.of([FAST], DEFAULT, ROW)
     assert decide([body([0.9, 0.9], [0.95, 0.95])] * 12, arms).decision == "promote"
     decision = decide([body([0.9, 0.9], [0.995, 0.995])] * 12, arms)
-    assert decision.reason == "instance 1: 0.5% faster than the incumbent, the margin is 1.0%"
+    assert decision.reason == "instance 1: 0.50% faster than the incumbent, the margin is 1.00%"
     assert decision.ratio("incumbent")["value"] == pytest.approx(0.995, abs=1e-4)
 
 

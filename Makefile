@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PYTHON ?= $(shell for name in python3.11 python3; do "$$name" -c "" 2>/dev/null && echo "$$name" && break; done)
+# Two makes may run beside one another: each has names of its own, and one at a time installs.
+RUN := $(shell echo $$PPID)
+LOCKED := $(if $(shell command -v flock),flock $(VENV))
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 
 # ---- set-up -------------------------------------------------------------------------------------------------------
@@ -31,21 +34,23 @@ $(BIN)/python:
 
 $(VENV)/.dependencies: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV), which takes some minutes the first time"
-	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=80"
+	$(LOCKED) $(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=80"
 ifneq ($(GPU),yes)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(LOCKED) $(BIN)/python -m pip install --quiet torch==2.13.0
 endif
-	$(BIN)/python -m pip install -qq --no-build-isolation --config-settings editable_mode=strict --editable ".[dsl,dev]"
+	$(LOCKED) $(BIN)/python -m pip install -qq --no-build-isolation --config-settings editable_mode=strict --editable ".[dsl,dev]"
 	touch $@
 
 $(VENV)/.modules: FORCE | $(BIN)/python
 	@find $(ROOMS) -type f -not -path "*/__pycache__/*" -not -path "research/runs/*" -not -path "research/bench/results/*" \
-	    -not -path "research/ledger.*" -not -path "research/.ledger/*" | LC_ALL=C sort > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	    -not -path "research/ledger.*" -not -path "research/.ledger/*" | LC_ALL=C sort > $@.$(RUN)
+	@if cmp -s $@.$(RUN) $@; then rm $@.$(RUN); else mv $@.$(RUN) $@; fi
 
+INSTALL := $(BIN)/python -m pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=strict --editable .
+
+# Whoever waited for the lock looks again: an install under the feet of running tests would break them.
 build/.installed: $(VENV)/.dependencies $(VENV)/.modules
-	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=strict --editable .
-	touch $@
+	@$(LOCKED) $(SHELL) -c '[ $@ -nt $(VENV)/.dependencies ] && [ $@ -nt $(VENV)/.modules ] || { $(INSTALL) && touch $@; }'
 
 # ---- make run -----------------------------------------------------------------------------------------------------
 # The tag is fresh each time, and all that is written lies in out/.

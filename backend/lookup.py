@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mjolnir.backend.key import bucket_of
@@ -114,15 +115,20 @@ class Defaults:
     _logged: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] = os.environ, *, kernel_hash: str = "") -> Defaults:
-        """Read the user table, the packaged table and the environment.
+    def load(
+        cls, environ: Mapping[str, str] = os.environ, *, kernel_hash: str = "", scratch: Path | None = None
+    ) -> Defaults:
+        """Read the user table, or `scratch` in its place, the packaged table and the environment.
 
         Raises:
             ValueError: an environment variable that does not parse. Tables never raise.
         """
         overrides = Overrides.read(environ)
         try:
-            user = Table.read(user_path(environ), "user table", missing_ok=not environ.get(VARIABLE))
+            if scratch is not None:
+                user = Table.read(scratch, missing_ok=True)
+            else:
+                user = Table.read(user_path(environ), "user table", missing_ok=not environ.get(VARIABLE))
         except RuntimeError as error:  # no home folder can be found
             log.warning("user table: cannot be found: %s", error)
             user = Table("user table")

@@ -41,8 +41,9 @@ class Overrides:
         values, variables = {}, {}
         for knob in KNOBS:
             for name in (variable(knob), OLDER_PREFIX + knob.variable):
-                if name in environ:
-                    values[knob.name], variables[knob.name] = _parse(knob, name, environ[name]), name
+                # Empty is unset, as shells have it.
+                if text := environ.get(name):
+                    values[knob.name], variables[knob.name] = _parse(knob, name, text), name
                     break
         return cls(values, variables)
 

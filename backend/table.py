@@ -157,14 +157,14 @@ class Table:
         object.__setattr__(self, "index", index)
 
     @classmethod
-    def parse(cls, data: bytes, name: str) -> Table:
-        """Read a file's bytes. Never raises: what is wrong is skipped, and told in one warning."""
+    def parse(cls, data: bytes, name: str, where: str = "") -> Table:
+        """Read a file's bytes. Never raises: what is wrong is skipped, and told in one warning; `where` opens it."""
         rows: dict[Key, Row] = {}
         problems = []
         try:
             entries = _entries(data)
         except (ValueError, RecursionError) as error:
-            return cls._with_problems(name, (), (f"not a table: {clip(str(error))}",))
+            return cls._with_problems(name, (), (f"{where}not a table: {clip(str(error))}",))
         for number, entry in enumerate(entries):
             try:
                 row = Row.from_dict(entry)
@@ -172,13 +172,14 @@ class Table:
                     raise ValueError("key: another row has the same one")
                 rows[row.key] = row
             except (ValueError, TypeError, RecursionError) as error:
-                problems.append(f"row {number} is skipped: {clip(str(error))}")
+                problems.append(f"{where}row {number} is skipped: {clip(str(error))}")
         return cls._with_problems(name, rows.values(), problems)
 
     @classmethod
     def read(cls, path: Path, name: str | None = None, *, missing_ok: bool = False) -> Table:
-        """Read a file, or an empty table with one warning where it cannot be read."""
+        """Read a file, or an empty table with one warning where it cannot be read. Problems name the file."""
         name = name or str(path)
+        where = "" if name == str(path) else f"{path}: "
         try:
             facts = path.stat()
             # Opening a pipe or a device could block a server's start for ever.
@@ -191,10 +192,11 @@ class Table:
         except FileNotFoundError as error:
             if missing_ok:
                 return cls(name)
-            return cls._with_problems(name, (), (f"cannot be read: {error}",))
+            return cls._with_problems(name, (), (f"{where}cannot be read: {error.strerror}",))
         except (OSError, ValueError, RuntimeError) as error:
-            return cls._with_problems(name, (), (f"cannot be read: {clip(str(error))}",))
-        return cls.parse(data, name)
+            reason = getattr(error, "strerror", None) or str(error)
+            return cls._with_problems(name, (), (f"{where}cannot be read: {clip(reason)}",))
+        return cls.parse(data, name, where)
 
     @classmethod
     def _with_problems(cls, name: str, rows: Iterable[Row], problems: Iterable[str]) -> Table:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import exc
 
@@ -13,6 +15,8 @@ from mjolnir.ledger.commits import PREFIX, Commit, commit_of
 from mjolnir.ledger.git_store import GitStore
 from mjolnir.ledger.index import NAME, Index, sqlite_url
 from mjolnir.ledger.sync import synchronise
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -25,30 +29,20 @@ class Catalog:
         self._store = store
         self._index: Index | None = None
         self._path: Path | None = None
+        self._in_memory = False
 
     def fresh(self) -> Index:
         """The index, with all that the live file and the refs hold by now."""
-        try:
-            index = self._open()
-            synchronise(index, self._live, self._store)
-        except exc.DatabaseError as error:
-            index = self._open_again(error)
-            synchronise(index, self._live, self._store)
-        return index
+        self._trying(lambda index: synchronise(index, self._live, self._store))
+        return self._open()
 
     def as_is(self) -> Index:
         """The index with what was read before; nothing is read for it."""
-        try:
-            return self._open()
-        except exc.DatabaseError as error:
-            return self._open_again(error)
+        return self._trying(lambda index: index)
 
     def rebuild(self) -> int:
         """Forget the index and read everything again; the number of records."""
-        try:
-            return synchronise(self._open(), self._live, self._store, anew=True)
-        except exc.DatabaseError as error:
-            return synchronise(self._open_again(error), self._live, self._store, anew=True)
+        return self._trying(lambda index: synchronise(index, self._live, self._store, anew=True))
 
     def backlog(self, index: Index, heads: dict[str, str]) -> list[Commit]:
         """The commits that the refs at `heads` lack, in the order of their chains."""
@@ -97,16 +91,34 @@ class Catalog:
         return self._index
 
     def _where(self) -> Path | None:
-        """The index file, or None (in memory) where the folder is not there or cannot be written."""
+        """The index file, or None (in memory) where it cannot lie in a file."""
         folder = self._live.parent
-        return folder / NAME if folder.is_dir() and os.access(folder, os.W_OK) else None
+        lies = not self._in_memory and folder.is_dir() and os.access(folder, os.W_OK)
+        return folder / NAME if lies else None
 
-    def _open_again(self, error: exc.DatabaseError) -> Index:
-        """Start over with an empty index: it holds nothing that is not elsewhere."""
-        self.close()
-        path = self._where()
-        if path is not None:
-            _log.warning("the index %s is unusable and is built again: %s", path, error.orig)
+    def _trying(self, work: Callable[[Index], T]) -> T:
+        """Do `work` over the index; where that fails, over a new one; then over one in memory.
+
+        The index holds nothing that is not elsewhere, so a full disk, or a folder in its place, costs time alone.
+        """
+        for remedy in (self._remove, self._move_to_memory):
+            try:
+                return work(self._open())
+            except exc.DatabaseError as error:
+                self.close()
+                remedy(error.orig)
+        return work(self._open())
+
+    def _remove(self, reason: object) -> None:
+        if (path := self._where()) is None:
+            return
+        _log.warning("the index %s is unusable and is built again: %s", path, reason)
+        try:
             for suffix in ("", "-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return self._open()
+        except OSError as error:
+            self._move_to_memory(error)
+
+    def _move_to_memory(self, reason: object) -> None:
+        _log.warning("the index cannot lie in %s and is kept in memory: %s", self._live.parent, reason)
+        self._in_memory = True

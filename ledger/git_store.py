@@ -75,9 +75,19 @@ class GitStore:
         while not folder.is_dir():
             folder = folder.parent
         query = ("rev-parse", "--absolute-git-dir", "--git-common-dir", "--show-object-format")
-        answer = _run([git, "-C", str(folder), *query], folder)
+        try:
+            answer = _run([git, *query], folder)
+        except GitError as error:
+            if "not a git repository" in str(error):
+                raise GitError(f"{folder} lies in no git repository") from error
+            raise
         directory, common, algorithm = answer.decode().splitlines()
         return cls(git, Path(directory), (folder / common).resolve(), algorithm)
+
+    def check_writable(self) -> None:
+        """Raise GitError when nothing can be added to the repository; what it holds can be read all the same."""
+        if not os.access(self.common, os.W_OK):
+            raise GitError(f"the git repository {self.common} cannot be written")
 
     @contextmanager
     def locked(self, timeout: float) -> Iterator[None]:

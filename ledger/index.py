@@ -83,14 +83,14 @@ class Tip:
 class Index:
     """An index database."""
 
-    def __init__(self, url: str, algorithm: str) -> None:
+    def __init__(self, url: sql.URL | str, algorithm: str) -> None:
         """Open the database at `url`, emptied when another version or object format made it.
 
         Raises:
             sqlalchemy.exc.DatabaseError: what lies there is no database.
         """
         self._algorithm = algorithm
-        self._engine = _engine(url)
+        self._engine = _engine(sql.make_url(url))
         with self.change() as connection:
             _schema.create_all(connection)
             stamp = {"version": VERSION, "algorithm": algorithm}
@@ -241,7 +241,7 @@ def _columns(record: Record, digest: str, commit_id: str, environment_id: str) -
     setting = body.get("setting")
     return {
         "lamport": record.lamport, "tag": record.tag, "kind": record.kind, "time": record.time, "sha256": digest,
-        "commit_id": commit_id, "environment_id": environment_id, "trial": body.get("trial"),
+        "commit_id": commit_id, "environment_id": environment_id, "trial": _whole(body.get("trial")),
         "bucket": _whole(body.get("bucket")), "status": _text(body.get("status")),
         "verdict": _text(body.get("verdict")), "ratio": _number(body.get("ratio")),
         "setting": setting if isinstance(setting, Mapping) else None,
@@ -270,16 +270,16 @@ def _text(value: object) -> str | None:
     return value[:32] if isinstance(value, str) else None
 
 
-def sqlite_url(path: Path | None) -> str:
-    """The URL of a SQLite file, or of a database in memory."""
-    return "sqlite://" if path is None else sql.URL.create("sqlite", database=str(path)).render_as_string()
+def sqlite_url(path: Path | None) -> sql.URL:
+    """The URL of a SQLite file, or of a database in memory. Never text: a path may hold what no encoding has."""
+    return sql.URL.create("sqlite", database=None if path is None else str(path))
 
 
-def _engine(url: str) -> sql.Engine:
-    if not url.startswith("sqlite"):
+def _engine(url: sql.URL) -> sql.Engine:
+    if url.get_backend_name() != "sqlite":
         return sql.create_engine(url)
     # One connection for all threads where the database is in memory; else it would be another one in each.
-    pool = {"poolclass": sql.StaticPool} if url == "sqlite://" else {}
+    pool = {} if url.database else {"poolclass": sql.StaticPool}
     engine = sql.create_engine(url, connect_args={"timeout": 60, "check_same_thread": False}, **pool)
     _set_up_sqlite(engine)
     return engine

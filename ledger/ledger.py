@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from mjolnir.ledger import tsv
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.importer import Imported, missing, read_untorn
-from mjolnir.ledger.live import NAME, LiveFile, scan
+from mjolnir.ledger.live import NAME, LiveFile, make_folder, scan
 from mjolnir.ledger.place import Place, locate
-from mjolnir.ledger.record import Record, RecordError, check_tag, parse
+from mjolnir.ledger.record import LedgerError, Record, RecordError, check_tag, parse
 from mjolnir.ledger.summary import TagSummary
 from mjolnir.ledger.verify import Verification, Verifier
 from mjolnir.ledger.writer import Writer
@@ -62,6 +63,7 @@ class Ledger:
             if git == "off":
                 raise GitError("git is switched off")
             self._store = GitStore.discover(place.folder)
+            self._store.check_writable()
         except GitError as error:
             self.git_note = str(error)
 
@@ -74,6 +76,16 @@ class Ledger:
     def repository(self) -> Path | None:
         """The git directory whose refs hold the records, if any."""
         return None if self._store is None else self._store.common
+
+    def prepare(self) -> None:
+        """Make the folder where it is missing.
+
+        Raises:
+            LedgerError: it cannot be made, or not be written.
+        """
+        make_folder(self.folder)
+        if not os.access(self.folder, os.W_OK):
+            raise LedgerError(f"{self.folder} cannot be written; name another with --ledger")
 
     def tags(self) -> tuple[TagSummary, ...]:
         """What there is of each tag; the one that was written last comes last."""

@@ -43,7 +43,7 @@ class LiveFile:
         self._folder = folder
         self.size = size
         self._fd = -1
-        _make_folder(folder)
+        make_folder(folder)
         self._lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS, poll_interval=0.001, thread_local=False)
 
     @contextmanager
@@ -235,8 +235,12 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _make_folder(folder: Path) -> None:
-    """A folder of our own making tells git to leave it alone; one that was there is left as it is."""
+def make_folder(folder: Path) -> None:
+    """Make a ledger folder, and have git leave it alone; one that was there is left as it is.
+
+    Raises:
+        LedgerError: it cannot be made.
+    """
     if folder.is_dir():
         return
     try:

@@ -7,6 +7,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from mjolnir.ledger.record import LedgerError
+
 VARIABLE = "MJOLNIR_LEDGER"
 _DISTRIBUTION = "mjolnir-autoresearch"
 
@@ -28,18 +30,31 @@ class Place:
 
 
 def locate(folder: Path | str | None = None) -> Place:
-    """The ledger's folder: `folder`, else `$MJOLNIR_LEDGER`, else the checkout's `research/`, else the user's data."""
+    """The ledger's folder: `folder`, else `$MJOLNIR_LEDGER`, else the checkout's `research/`, else the user's data.
+
+    Raises:
+        LedgerError: what was named can be no folder.
+    """
     if folder is not None:
-        return Place(Path(folder).expanduser().absolute(), "--ledger")
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Place(Path(named).expanduser().absolute(), f"${VARIABLE}")
+        return _named(Path(folder), "--ledger")
+    if named := os.environ.get(VARIABLE):
+        return _named(Path(named), f"${VARIABLE}")
     root = checkout()
     if root is not None:
         return Place(root / "research", "checkout")
     import platformdirs
 
     return Place(Path(platformdirs.user_data_dir("mjolnir", appauthor=False)) / "ledger", "user data folder")
+
+
+def _named(folder: Path, origin: str) -> Place:
+    try:
+        folder = folder.expanduser().absolute()
+    except RuntimeError as error:
+        raise LedgerError(f"{origin} {folder}: {error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise LedgerError(f"{origin} {folder} is a file; name the folder that holds, or shall hold, ledger.jsonl")
+    return Place(folder, origin)
 
 
 def checkout(start: Path | None = None) -> Path | None:

@@ -102,8 +102,9 @@ def trials(
 
 def trial(index: Index, tag: str, number: int) -> Record:
     """The trial of that number; LedgerError when there is none."""
-    found = _records(index, RECORDS.c.tag == tag, RECORDS.c.kind == "trial", RECORDS.c.trial == number, limit=1)
-    if found:
+    asked = (RECORDS.c.tag == tag, RECORDS.c.kind == "trial", RECORDS.c.trial == number)
+    # A number that no column can hold is that of no trial, and the database would not take the question.
+    if abs(number) < 2**63 and (found := _records(index, *asked, limit=1)):
         return found[0]
     last = index.query(sql.select(sql.func.max(RECORDS.c.trial)).where(RECORDS.c.tag == tag))[0][0]
     if last is not None:

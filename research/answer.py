@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,15 @@ class UsageFailure(Failure):
     """What was asked makes no sense, or not here."""
 
     code = Exit.USAGE
+
+
+@contextmanager
+def asked(what: str = "") -> Iterator[None]:
+    """The block reads what the user asked for: its ValueErrors are a `UsageFailure`, which `what` opens."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageFailure(f"{what}: {error}" if what else str(error)) from error
 
 
 class MissingFailure(Failure):

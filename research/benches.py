@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mjolnir.research.answer import MissingFailure, UsageFailure
 
 if TYPE_CHECKING:
+    from mjolnir.kernel.geometry import Geometry, Placement
     from mjolnir.research.request import Request
     from mjolnir.tuner.bench import Bench
     from mjolnir.tuner.recording import Recording
+    from mjolnir.tuner.workload import Workload
 
-NO_DEVICE = "no CUDA device; try --device replay (packaged H200 recording)"
+REPLAY = "try --device replay (packaged H200 recording)"
 
 
 def choose(request: Request, campaign: Mapping[str, Any] | None, seed: int) -> Bench:
@@ -40,31 +42,26 @@ def choose(request: Request, campaign: Mapping[str, Any] | None, seed: int) -> B
     return _gpu(request)
 
 
-def device_index(text: str) -> int:
-    """The CUDA device that `auto`, `cuda` or `cuda:<i>` names.
+def require_gpu(text: str, instead: str) -> int:
+    """The index of the CUDA device that `auto`, `cuda` or `cuda:<i>` names.
+
+    Args:
+        text: the name.
+        instead: what to do without such a device.
 
     Raises:
-        UsageFailure: the text is none of these.
-    """
-    match = re.fullmatch(r"auto|cuda(?::(\d+))?", text)
-    if not match:
-        raise UsageFailure(f"--device {text!r}: there are auto, cuda, cuda:<number> and replay")
-    return int(match.group(1) or 0)
-
-
-def require_gpu(text: str) -> int:
-    """The index of the CUDA device that `text` names.
-
-    Raises:
-        UsageFailure: `text` names none.
+        UsageFailure: `text` is no such name.
         MissingFailure: this machine has no such device.
     """
-    index = device_index(text)
+    match = re.fullmatch(r"auto|cuda(?::(\d{1,9}))?", text)
+    if not match:
+        raise UsageFailure(f"--device {text!r} is none of auto, cuda and cuda:<number>; {instead}")
+    index = int(match.group(1) or 0)
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        raise MissingFailure(NO_DEVICE)
+        raise MissingFailure(f"no CUDA device; {instead}")
     if index >= count:
         raise MissingFailure(f"no CUDA device {index}: there are {count}, counted from 0")
     return index
@@ -114,12 +111,27 @@ def _require_same_problem(request: Request, recording: Recording) -> None:
     )
     for flag, given, wanted, recorded in asked:
         if given is not None and wanted != recorded:
-            what = getattr(recorded, "name", recorded)
-            raise UsageFailure(f"{flag} {given}: the recording {recording.name} has {what} and nothing else")
+            raise UsageFailure(
+                f"{flag} {given}: the recording {recording.name} has {_words(recorded)} and nothing else"
+            )
+
+
+def _words(problem: Geometry | Placement | Workload) -> str:
+    """A part of the problem as its option takes it."""
+    from mjolnir.kernel.geometry import Placement
+    from mjolnir.tuner.workload import Workload
+
+    match problem:
+        case Placement():
+            return f"{problem.layout}/{problem.kv}"
+        case Workload():
+            return problem.name
+        case _:
+            return str(problem)
 
 
 def _gpu(request: Request) -> Bench:
-    index = require_gpu(request.device)
+    index = require_gpu(request.device, REPLAY)
     geometry, placement, workload = request.problem()
     from mjolnir.tuner import gpu
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from platform import python_version, system
@@ -17,6 +17,7 @@ from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research import benches, places
 from mjolnir.research.answer import Answer, Failure, NotWrittenFailure, UsageFailure
+from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import REPLAY_REFUSED, promote
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mjolnir.ledger import Ledger
     from mjolnir.research.progress import Screen
     from mjolnir.tuner.bench import Bench
+    from mjolnir.tuner.coordinator import Result
     from mjolnir.tuner.options import Options
 
 EPOCH_PARTS = ("kernel_hash", "policy", "driver", "dsl", "torch")
@@ -55,16 +57,54 @@ def run(request: Request, screen: Screen) -> Answer:
         MissingFailure: no device.
         Failure: the ledger cannot be used.
     """
+    tag = _checked_tag(request.tag) if request.tag else fresh_tag()
+    _require_outputs(request)
+    with ledgers.open(request.ledger) as ledger:
+        ledger.prepare()
+        with Running(places.state_folder(ledger.folder), tag).claim() as stop:
+            return _run(request, screen, ledger, tag, stop)
+
+
+def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Running) -> Answer:
+    with opened(request, ledger, tag) as campaign:
+        _announce(campaign, screen)
+        with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
+            result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop)
+    return _told(request, ledger, campaign.journal.history(), result)
+
+
+def _require_outputs(request: Request) -> None:
+    """Refuse an export folder or a scratch table that cannot be written, before the work rather than after it."""
+    folders = {"--export": request.export, "--defaults": request.defaults and request.defaults.absolute().parent}
+    for flag, folder in folders.items():
+        if folder is not None:
+            try:
+                places.check_folder(folder.absolute())
+            except OSError as error:
+                raise UsageFailure(f"{flag}: {folder} cannot be written: {error.strerror}; name another") from error
+    if request.defaults and request.defaults.is_dir():
+        raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
+
+
+def _told(request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]], result: Result) -> Answer:
+    """The findings; an export that fails at the end costs its files and never the summary."""
     from mjolnir.research.findings import findings
 
-    tag = _checked_tag(request.tag) if request.tag else fresh_tag()
-    with ledgers.open(request.ledger) as ledger, Running(places.state_folder(ledger.folder), tag).claim() as stop:
-        with opened(request, ledger, tag) as campaign:
-            _announce(campaign, screen)
-            with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
-                result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop)
-        records = campaign.journal.history()
-        return findings(request, ledger, records, result, _applied(request, tag, records, result))
+    applied = _applied(request, records[0]["tag"], records, result)
+    try:
+        return findings(request, ledger, records, result, applied)
+    except Failure as failure:
+        if request.export is None:
+            raise
+        told = findings(replace(request, export=None), ledger, records, result, applied)
+        return _with_failure(told, failure)
+
+
+def _with_failure(told: Answer, failure: Failure) -> Answer:
+    from rich.console import Group
+
+    view = Group(told.view, f"NOT exported: {failure}")
+    return Answer({**told.data, "not_exported": str(failure)}, view, told.code or failure.code)
 
 
 def fresh_tag() -> str:
@@ -88,7 +128,7 @@ def opened(request: Request, ledger: Ledger, tag: str) -> Iterator[Campaign]:
         UsageFailure: the tag exists and is not resumed, or is resumed and does not exist.
     """
     known = [as_mapping(record) for record in ledger.records(tag)]
-    _require_intent(request, tag, len(known))
+    _require_intent(request, ledger, tag, len(known))
     bodies = [record["body"] for record in known if record["kind"] == "campaign"]
     recorded = bodies[-1] if bodies else None
     options = request.options(recorded["options"] if recorded else None)
@@ -105,9 +145,9 @@ def opened(request: Request, ledger: Ledger, tag: str) -> Iterator[Campaign]:
         yield Campaign(tag, ledger, bench, options, journal)
 
 
-def _require_intent(request: Request, tag: str, known: int) -> None:
+def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> None:
     if request.resume and not request.tag:
-        raise UsageFailure("--resume needs --tag; `mjolnir autoresearch list` shows the tags")
+        raise UsageFailure(f"--resume needs --tag; `{command(ledger, 'autoresearch', 'list')}` shows the tags")
     if request.resume and not known:
         raise UsageFailure(f"there is no campaign {tag} to resume; leave --resume out to start it")
     if known and not request.resume:
@@ -128,24 +168,14 @@ def _incumbents(request: Request, bench: Bench, recorded: Mapping[str, Any] | No
     """The rows in force by bucket; a resumed campaign keeps those it began with."""
     if recorded is not None:
         return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
-    from mjolnir.backend.lookup import Defaults
-    from mjolnir.backend.table import Table
+    from mjolnir.research import explain
 
-    defaults = Defaults.load({} if request.defaults else _environ())
-    if request.defaults:
-        scratch = Table.read(request.defaults, missing_ok=True)
-        defaults = Defaults((scratch, *defaults.tables[1:]))
+    defaults = explain.load(request.defaults, missing_ok=True)
     found = {
         bucket: defaults.incumbent(bench.device, bench.geometry, bench.placement, bucket)
         for bucket in bench.workload.buckets
     }
     return {bucket: row.setting for bucket, row in found.items() if row}
-
-
-def _environ() -> Mapping[str, str]:
-    import os
-
-    return os.environ
 
 
 def _open_records(request: Request, bench: Bench, options: Options, journal: LedgerJournal) -> None:
@@ -213,7 +243,8 @@ def _announce(campaign: Campaign, screen: Screen) -> None:
     screen.say(
         f"ledger {place.folder} ({place.origin}); tag {campaign.tag}; "
         f"at most {options.trials} trials or {options.minutes:g} min, then at most {plan.instances} instances to prove "
-        f"gains, {plan.seconds / 60:.0f} min in all; smallest gain that can be proven: about {plan.smallest_gain:.1%}"
+        f"gains: about {max(1, round(plan.seconds / 60))} min; "
+        f"smallest gain that can be proven: about {plan.smallest_gain:.1%}"
     )
     if campaign.bench.simulated:
         screen.say(
@@ -232,7 +263,9 @@ def _known_beforehand(bench: Bench) -> dict[str, float]:
     return {"deviation": bench.deviation, "trial_seconds": bench.trial_seconds}
 
 
-def _applied(request: Request, tag: str, records: Any, result: Any) -> Answer | NotWrittenFailure | None:
+def _applied(
+    request: Request, tag: str, records: Sequence[Mapping[str, Any]], result: Result
+) -> Answer | NotWrittenFailure | None:
     """What `--promote` did: an answer, why the rows could not be written, or None when nothing was to be done."""
     if not request.promote or result.void or result.reason == "interrupted":
         return None

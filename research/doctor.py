@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -42,7 +41,7 @@ class Check:
 def doctor(ledger_folder: Path | None = None) -> Answer:
     """Look at GPU, driver, torch, DSL, git, disk and caches."""
     gpus, gpu_check = _gpus()
-    checks = [gpu_check, _torch(bool(gpus)), _dsl(), _vllm(), _git(), *_places(ledger_folder)]
+    checks = [gpu_check, _torch(bool(gpus)), _dsl(), _vllm(), _git(ledger_folder), *_places(ledger_folder)]
     by_name = {check.name: check for check in checks}
     live = [name for name in ("GPU", "torch", "CuTe DSL") if not by_name[name].ok]
     abilities = {
@@ -50,7 +49,7 @@ def doctor(ledger_folder: Path | None = None) -> Answer:
         "tune on this machine": "yes" if not live else f"no: {', '.join(live)} missing",
         "compile variants": "yes" if by_name["CuTe DSL"].ok else "no: CuTe DSL missing",
         "serve with vLLM": "yes" if by_name["vLLM"].ok and not live else "no",
-        "keep the ledger in git": "yes" if by_name["git"].ok else "no: the live file alone is kept",
+        "keep the ledger in git": "yes" if by_name["git"].ok else f"no: {by_name['git'].found}",
     }
     data = {"checks": [asdict(check) for check in checks], "gpus": gpus, "abilities": abilities}
     return Answer(data, _view(checks, abilities))
@@ -128,14 +127,17 @@ def _vllm() -> Check:
     return Check("vLLM", True, version)
 
 
-def _git() -> Check:
-    binary = shutil.which("git")
-    if binary is None:
-        return Check(
-            "git", False, "no git binary; the live file alone is the ledger", "install git to keep trials as commits"
-        )
-    result = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    return Check("git", result.returncode == 0, result.stdout.strip() or result.stderr.strip())
+def _git(ledger_folder: Path | None) -> Check:
+    """What the ledger itself says of git, which is what a run will find."""
+    from mjolnir import ledger as ledgers
+
+    with ledgers.open(ledger_folder) as ledger:
+        if ledger.git_note:
+            advice = (
+                "records are kept in the live file alone; for commits put the ledger into a writable git repository"
+            )
+            return Check("git", False, ledger.git_note, advice)
+        return Check("git", True, f"trials become commits in {ledger.repository}")
 
 
 def _places(ledger_folder: Path | None) -> list[Check]:

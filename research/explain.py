@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.backend.lookup import Defaults, Resolution
-from mjolnir.backend.table import Row, Table
+from mjolnir.backend.table import Row
 from mjolnir.kernel.device import ARCHITECTURES, H200, Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
-from mjolnir.research.answer import Answer, UsageFailure
+from mjolnir.research.answer import Answer, MissingFailure, UsageFailure, asked
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+MOST_ITEMS = 1 << 20
+"""Pairs of a sequence and a KV head whose plan is worked out: 131,072 sequences of 8 heads."""
+
+MOST_TOKENS = 1 << 24
+MOST_SMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +39,18 @@ class Question:
     context: int
 
 
-def load(table: Path | None) -> Defaults:
-    """The tables in force; a scratch `table` stands in for the user's.
+def load(table: Path | None, *, missing_ok: bool = False) -> Defaults:
+    """The tables in force; a scratch `table` stands in for the user's, which is then not read.
 
     Raises:
-        UsageFailure: an environment variable that overrides a knob does not parse.
+        UsageFailure: there is no such table, or an environment variable that overrides a knob does not parse.
     """
     from mjolnir.kernel.sources import kernel_hash
 
-    try:
-        defaults = Defaults.load(os.environ, kernel_hash=kernel_hash())
-    except ValueError as error:
-        raise UsageFailure(str(error)) from error
-    if table is None:
-        return defaults
-    tables = (Table.read(table, str(table)), *defaults.tables[1:])
-    return Defaults(tables, defaults.overrides, defaults.kernel_hash)
+    if table is not None and not missing_ok and not table.exists():
+        raise UsageFailure(f"there is no table {table}")
+    with asked():
+        return Defaults.load(os.environ, kernel_hash=kernel_hash(), scratch=table)
 
 
 def show(defaults: Defaults) -> Answer:
@@ -92,13 +94,24 @@ def explain(question: Question, defaults: Defaults) -> Answer:
         UsageFailure: an unknown device, or knobs that cannot run there.
     """
     device = find_device(question.device, [row for table in defaults.tables for row in table.rows])
-    try:
+    _require_size(question, device)
+    with asked():
         found = defaults.lookup(device, question.geometry, question.placement, question.batch)
-    except ValueError as error:
-        raise UsageFailure(str(error)) from error
     effect = plan_effect(question, device, found.setting)
     data = {**found.as_dict(), "batch": question.batch, "context": question.context, "plan": effect}
     return Answer(data, _view(question, found, effect))
+
+
+def _require_size(question: Question, device: Device) -> None:
+    """Refuse what no card runs: working its plan out would take memory and time without end."""
+    limits = (
+        ("--batch times KV heads", question.batch * question.geometry.heads_kv, MOST_ITEMS),
+        ("--context", question.context, MOST_TOKENS),
+        ("--device: the number of SMs", device.sm_count, MOST_SMS),
+    )
+    for name, value, most in limits:
+        if value > most:
+            raise UsageFailure(f"{name} is at most {most:,} here")
 
 
 def find_device(text: str, rows: Sequence[Row]) -> Device:
@@ -108,24 +121,35 @@ def find_device(text: str, rows: Sequence[Row]) -> Device:
         UsageFailure: nothing known has that name, or several have.
         MissingFailure: a device of this machine is asked for, and there is none.
     """
-    if text == "auto" or text.startswith("cuda"):
-        from mjolnir.kernel.device import current_device
-        from mjolnir.research.benches import require_gpu
-
-        return current_device(require_gpu(text))
     arch, *rest = text.split("/", 2)
-    if arch in ARCHITECTURES and len(rest) == 2 and rest[0].isdigit():
-        return Device(arch, rest[1], int(rest[0]))
+    if arch in ARCHITECTURES and len(rest) == 2:
+        with asked(f"--device {text!r}"):
+            return Device(arch, rest[1], int(rest[0]))
     known = sorted(
         {H200, *(row.key.hardware for row in rows)}, key=lambda device: (device.name, device.sm_count, device.mig)
     )
+    names = ", ".join(f"{device.arch}/{device.sm_count}/{device.name}" for device in known)
+    if text == "auto" or text.startswith("cuda"):
+        return _device_here(
+            text, f"name one with --device, as ARCH/SMS/NAME or by part of a known name; known: {names}"
+        )
     matches = [device for device in known if text.lower() in device.name.lower()]
     if len(matches) != 1:
-        names = ", ".join(f"{d.arch}/{d.sm_count}/{d.name}" for d in known)
         raise UsageFailure(
-            f"--device {text!r} fits {len(matches)} known devices; name one as ARCH/SMS/NAME, such as {names}"
+            f"--device {text!r} fits {len(matches)} of the known devices ({names}); name any other as ARCH/SMS/NAME"
         )
     return matches[0]
+
+
+def _device_here(text: str, instead: str) -> Device:
+    from mjolnir.kernel.device import current_device
+    from mjolnir.research.benches import require_gpu
+
+    index = require_gpu(text, instead)
+    try:
+        return current_device(index)
+    except RuntimeError as error:
+        raise MissingFailure(f"{error}; {instead}") from error
 
 
 def plan_effect(question: Question, device: Device, setting: Setting) -> dict[str, Any]:

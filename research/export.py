@@ -6,12 +6,14 @@ The data and the page have the same bytes wherever they are written: no current 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places
 from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.hints import command
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.rows import proven
 from mjolnir.research.summary import current, summarize
@@ -44,7 +46,8 @@ def export_records(ledger: Ledger, tag: str, folder: Path) -> Path:
 
     lines = ledger.records(tag)
     if not lines:
-        raise Failure(f"there is no tag {tag} in {ledger.live}; `mjolnir autoresearch list` shows the tags")
+        shown = command(ledger, "autoresearch", "list")
+        raise Failure(f"there is no tag {tag} in {ledger.live}; `{shown}` shows the tags")
     records = [as_mapping(record) for record in lines]
     files = {
         "ledger.jsonl": b"".join(record.line + b"\n" for record in lines),
@@ -52,12 +55,9 @@ def export_records(ledger: Ledger, tag: str, folder: Path) -> Path:
         **documents(records),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            _write(folder / name, data)
-        _write_plots(folder, records)
+        _place(folder, files, records)
     except OSError as error:
-        raise Failure(f"the export could not be written to {folder}: {error}") from error
+        raise Failure(f"the export could not be written to {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -96,8 +96,23 @@ def _write_plots(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
     plots.write(folder, current(trials, summary["epoch"]), [bucket["bucket"] for bucket in summary["buckets"]])
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file; never through a symbolic link, which could lead out of the folder."""
-    if path.is_symlink():
-        raise OSError(f"{path} is a symbolic link")
-    path.write_bytes(data)
+def _place(folder: Path, files: Mapping[str, bytes], records: Sequence[Mapping[str, Any]]) -> None:
+    """Write all files beside their place and move them there once they are whole: no partial export is left.
+
+    A file that is there is replaced; never through a symbolic link, which could lead out of the folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    there = folder.exists()
+    with tempfile.TemporaryDirectory(dir=folder if there else folder.parent, prefix=".export-") as name:
+        draft = Path(name, "export")
+        draft.mkdir()
+        for name, data in files.items():
+            (draft / name).write_bytes(data)
+        _write_plots(draft, records)
+        if not there:
+            draft.rename(folder)
+            return
+        for path in sorted(draft.iterdir()):
+            if (folder / path.name).is_symlink():
+                raise OSError(f"{folder / path.name} is a symbolic link")
+            path.replace(folder / path.name)

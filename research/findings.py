@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
-from mjolnir.research.naming import Names
+from mjolnir.research.hints import command
+from mjolnir.research.naming import Names, counted
 from mjolnir.research.promote import interval, written
 from mjolnir.research.summary import DECISIONS, summarize
 
@@ -53,7 +54,7 @@ def findings(
         "export": str(exported) if exported else None,
         "ledger": str(ledger.live),
     }
-    lines = [*_ending(result, tag, request), *_promotion_lines(summary, applied, tag), *where]
+    lines = [*_ending(result, tag, request), *_promotion_lines(summary, applied, ledger, request), *where]
     return Answer(data, Group(overview(summary), "", *lines), _code(result, applied))
 
 
@@ -85,7 +86,7 @@ def tried(summary: Mapping[str, Any]) -> list[str]:
     trials, canaries = summary["trials"], summary["canaries"]
     statuses = ", ".join(f"{count} {status}" for status, count in trials["status"].items()) or "none"
     clock = "recorded time" if summary["simulated"] else "time"
-    lines = [f"Tried: {trials['total']} trials in {summary['seconds'] / 60:.1f} min of {clock}: {statuses}."]
+    lines = [f"Tried: {counted(trials['total'], 'trial')} in {summary['seconds'] / 60:.1f} min of {clock}: {statuses}."]
     if canaries["tried"]:
         lines.append(f"Gate: {canaries['rejected']} of {canaries['tried']} deliberately wrong kernels were rejected.")
     if floor := [value for value in summary["noise_floor"] if value]:
@@ -174,7 +175,7 @@ def _resume_command(request: Request, tag: str) -> str:
 
 
 def _promotion_lines(
-    summary: Mapping[str, Any], applied: Answer | NotWrittenFailure | None, tag: str
+    summary: Mapping[str, Any], applied: Answer | NotWrittenFailure | None, ledger: Ledger, request: Request
 ) -> list[RenderableType]:
     if isinstance(applied, NotWrittenFailure):
         return [f"The rows were NOT written: {applied}"]
@@ -184,8 +185,9 @@ def _promotion_lines(
     count = sum(bool(b["promotion"]) and b["promotion"]["decision"] == "promote" for b in summary["buckets"])
     if not count:
         return []
-    table = " --table PATH" if summary["simulated"] else ""
-    return [f"{count} rows are proven and not yet written; write them with: mjolnir defaults promote {tag}{table}"]
+    table = ("--table", request.defaults or "PATH") if summary["simulated"] or request.defaults else ()
+    write = command(ledger, "defaults", "promote", summary["tag"], *table)
+    return [f"{counted(count, 'row')} proven and not yet written; write with: {write}"]
 
 
 def _where(ledger: Ledger, tag: str, exported: Path | None) -> list[str]:
@@ -195,7 +197,7 @@ def _where(ledger: Ledger, tag: str, exported: Path | None) -> list[str]:
     if exported:
         lines.append(f"Report: {exported / 'report.html'}   (with the data beside it)")
     else:
-        lines.append(f"Report: mjolnir autoresearch export {tag}")
+        lines.append(f"Report: {command(ledger, 'autoresearch', 'export', tag)}")
     return lines
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places
 from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.hints import command
 from mjolnir.research.stopping import is_running
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def listing(ledger: Ledger) -> Answer:
     tags = [tag_data(ledger, tag) for tag in ledger.tags()]
     data = {"ledger": str(ledger.live), "tags": tags}
     if not tags:
-        return Answer(data, f"no campaigns yet in {ledger.live}; start one with: mjolnir autoresearch run")
+        return Answer(data, _none_yet(ledger))
     table = Table(box=None, pad_edge=False)
     for title in ("tag", "state", "trials", "kept", "best ratio", "last activity"):
         table.add_column(title, overflow="fold")
@@ -63,8 +64,17 @@ def status(ledger: Ledger, tag: str | None = None) -> Answer:
     summary = campaign_summary(ledger, data["tag"])
     head = f"{data['tag']}: {data['state']}, last record {data['last'][:19]}Z"
     if data["state"] == "interrupted":
-        head += f"; go on with: mjolnir autoresearch run --tag {data['tag']} --resume"
+        head += f"; go on with: {_resuming(ledger, data['tag'], summary['recording'])}"
     return Answer({**data, "buckets": summary["buckets"]}, Group(head, *tried(summary), "", bucket_table(summary)))
+
+
+def _resuming(ledger: Ledger, tag: str, recording: str | None) -> str:
+    """The command that goes on; a recording from a folder has to be named, and records hold no folders."""
+    from mjolnir.tuner.recording import packaged_names
+
+    elsewhere = recording is not None and recording not in packaged_names()
+    named = ("--recording", f"FOLDER-OF-{recording}") if elsewhere else ()
+    return command(ledger, "autoresearch", "run", "--tag", tag, "--resume", *named)
 
 
 def find(ledger: Ledger, tag: str | None) -> TagSummary:
@@ -80,9 +90,13 @@ def find(ledger: Ledger, tag: str | None) -> TagSummary:
         if summary.tag == tag:
             return summary
     if not known:
-        raise Failure(f"no campaigns yet in {ledger.live}; start one with: mjolnir autoresearch run")
+        raise Failure(_none_yet(ledger))
     names = ", ".join(summary.tag for summary in known[-5:])
     raise Failure(f"there is no tag {tag} in {ledger.live}; the latest are {names}")
+
+
+def _none_yet(ledger: Ledger) -> str:
+    return f"no campaigns yet in {ledger.live}; start one with: {command(ledger, 'autoresearch', 'run')}"
 
 
 def _state(ledger: Ledger, summary: TagSummary) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjolnir.research.answer import Answer, Exit, Failure, UsageFailure
+from mjolnir.research.naming import counted
 
 if TYPE_CHECKING:
     from mjolnir.ledger import Ledger
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 def reindex(ledger: Ledger) -> Answer:
     """Rebuild the index from the live file and the refs."""
     count = ledger.reindex()
-    return Answer({"records": count, "ledger": str(ledger.live)}, f"{count} records indexed from {ledger.live}")
+    data = {"records": count, "ledger": str(ledger.live)}
+    return Answer(data, f"{counted(count, 'record')} indexed from {_source(ledger)}")
 
 
 def import_file(ledger: Ledger, path: Path) -> Answer:
@@ -42,7 +44,16 @@ def import_file(ledger: Ledger, path: Path) -> Answer:
         "ledger": str(ledger.live),
     }
     torn = "; its last line is torn and was left out" if result.torn else ""
-    return Answer(data, f"{result.added} records added to {ledger.live}, {result.known} were there already{torn}")
+    added = f"{counted(result.added, 'record')} added to {ledger.live}"
+    return Answer(data, f"{added}, {result.known} there already{torn}")
+
+
+def _source(ledger: Ledger) -> str:
+    """Where the records are: the live file, the refs of the repository, or both."""
+    sources = [str(ledger.live)] if ledger.live.exists() else []
+    if ledger.repository:
+        sources.append(f"the ledger refs of {ledger.repository}")
+    return " and ".join(sources) or f"{ledger.live}, which is not there"
 
 
 def verify(ledger: Ledger) -> Answer:
@@ -57,7 +68,8 @@ def verify(ledger: Ledger) -> Answer:
         "problems": problems,
     }
     if result.ok:
-        text = f"{ledger.live}: {result.records} records of {result.writers} writers in {result.tags} tags, all whole"
-        return Answer(data, text)
+        kinds = (result.records, "record"), (result.writers, "writer"), (result.tags, "tag")
+        records, writers, tags = (counted(number, noun) for number, noun in kinds)
+        return Answer(data, f"{_source(ledger)}: {records} of {writers} in {tags}, all whole")
     lines = [f"{problem.where}: {problem.what}" for problem in result.problems]
-    return Answer(data, "\n".join([f"{len(lines)} problems in {ledger.live}", *lines]), Exit.FAILED)
+    return Answer(data, "\n".join([f"{counted(len(lines), 'problem')} in {_source(ledger)}", *lines]), Exit.FAILED)

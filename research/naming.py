@@ -12,6 +12,11 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Names settings for one geometry on one device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 
@@ -20,6 +21,19 @@ def state_folder(ledger: Path) -> Path:
 def export_folder(ledger: Path, tag: str) -> Path:
     """Where `export` writes without `--out`: `runs/<tag>` beside the ledger; in a checkout, research/runs/<tag>."""
     return ledger / "runs" / tag
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that files can be put into `folder`, made with its parents; leaves nothing behind.
+
+    Raises:
+        OSError: they cannot; the message names what is in the way.
+    """
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    with tempfile.TemporaryFile(dir=existing):
+        return
 
 
 def user_table() -> Path:

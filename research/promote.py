@@ -12,7 +12,7 @@ from mjolnir.backend.lookup import user_path
 from mjolnir.backend.table import Row, Table
 from mjolnir.research.answer import Answer, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.checkout import TABLE_PATH, Change, Checkout
-from mjolnir.research.naming import Names
+from mjolnir.research.naming import Names, counted
 from mjolnir.research.rows import proven
 
 Record = Mapping[str, Any]
@@ -65,7 +65,8 @@ def write_rows(path: Path, rows: Sequence[Row]) -> int:
         if changed:
             _replace(path, new.render())
     except (ValueError, OSError) as error:
-        raise NotWrittenFailure(f"the rows were not written to {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise NotWrittenFailure(f"{path}: {reason}") from error
     return changed
 
 
@@ -103,7 +104,7 @@ def commit_rows(checkout: Checkout, rows: Sequence[Row]) -> list[str]:
             table = table.with_row(row)
             changes.append(Change(table.render(), message(row)))
     except (ValueError, Failure) as error:
-        raise NotWrittenFailure(f"the rows were not written: {error}") from error
+        raise NotWrittenFailure(str(error)) from error
     return checkout.commit(changes)
 
 
@@ -155,4 +156,5 @@ def _text(rows: Sequence[Row], changed: int, place: str, commits: Sequence[str])
 
 def written(changed: int, rows: int, place: str) -> str:
     """How many rows were written where."""
-    return f"{changed} of {rows} proven rows written to {place}" + ("" if changed else " (they are in force already)")
+    text = f"{changed} of {counted(rows, 'proven row')} written to {place}"
+    return text if changed else f"{text} ({'it is' if rows == 1 else 'they are'} in force already)"

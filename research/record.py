@@ -26,7 +26,7 @@ def record(request: Request, name: str, out: Path, minutes: float, say: Callable
         UsageFailure: the problem does not parse.
         Failure: the folder holds another recording.
     """
-    index = require_gpu(request.device)
+    index = require_gpu(request.device, "a recording is taken on one; `mjolnir doctor` says what is missing")
     geometry, placement, workload = request.problem()
     from mjolnir.tuner import gpu
     from mjolnir.tuner.recording import RecordingError

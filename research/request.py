@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting, parse_assignment
-from mjolnir.research.answer import UsageFailure
+from mjolnir.research.answer import UsageFailure, asked
 from mjolnir.tuner.options import Options
 from mjolnir.tuner.workload import Workload
 
@@ -55,6 +57,11 @@ class Request:
     export: Path | None = None
     command: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("tag", "device", "recording", "effort", "proposer", "geometry", "placement", "workload"):
+            if getattr(self, name) == "":
+                raise UsageFailure(f"--{name} is empty; give it a value or leave it out")
+
     def problem(self) -> tuple[Geometry, Placement, Workload]:
         """Geometry, placement and workload, with their defaults.
 
@@ -62,14 +69,12 @@ class Request:
             UsageFailure: one of them does not parse.
         """
         layout, _, kv = (self.placement or "head-major/together").partition("/")
-        try:
-            return (
-                Geometry.parse(self.geometry or DEFAULT_GEOMETRY),
-                Placement(layout, kv or "together"),
-                Workload.load(self.workload or DEFAULT_WORKLOAD),
-            )
-        except ValueError as error:
-            raise UsageFailure(str(error)) from error
+        with asked("--geometry"):
+            geometry = Geometry.parse(self.geometry or DEFAULT_GEOMETRY)
+        with asked("--placement"):
+            placement = Placement(layout, kv or "together")
+        with asked("--workload"):
+            return geometry, placement, Workload.load(self.workload or DEFAULT_WORKLOAD)
 
     def options(self, recorded: Mapping[str, Any] | None = None) -> Options:
         """The tuner's options; a resumed campaign keeps its own but for a new limit of trials or minutes.
@@ -88,12 +93,12 @@ class Request:
             "pins": self._pins() or None,
         }
         overrides = {name: value for name, value in given.items() if value is not None}
-        try:
+        if self.minutes is not None and not isfinite(self.minutes):
+            raise UsageFailure(f"--minutes {self.minutes} is no number of minutes")
+        with asked():
             if recorded is not None:
                 return self._resumed(Options.from_dict(recorded))
             return Options.of_effort(self.effort or "default", **overrides)
-        except ValueError as error:
-            raise UsageFailure(str(error)) from error
 
     def _resumed(self, options: Options) -> Options:
         asked = {
@@ -111,10 +116,13 @@ class Request:
         return replace(options, **{name: value for name, value in limits.items() if value is not None})  # type: ignore[arg-type]
 
     def _pins(self) -> dict[str, int]:
-        try:
-            return dict(parse_assignment(pin) for pin in self.pins)
-        except ValueError as error:
-            raise UsageFailure(f"--pin: {error}") from error
+        pins: dict[str, int] = {}
+        with asked("--pin"):
+            for knob, value in map(parse_assignment, self.pins):
+                if knob in pins:
+                    raise ValueError(f"{knob} is held twice, at {pins[knob]} and {value}")
+                pins[knob] = value
+        return pins
 
 
 def with_incumbents(options: Options, incumbents: Mapping[int, Setting]) -> Options:
@@ -124,4 +132,6 @@ def with_incumbents(options: Options, incumbents: Mapping[int, Setting]) -> Opti
 
 def command_line(arguments: Sequence[str]) -> list[str]:
     """The command for the record, folders left out of paths: they are of this machine and name its users."""
-    return [Path(argument).name if Path(argument).is_absolute() else argument for argument in arguments]
+    named = (Path(argument).name if Path(argument).is_absolute() else argument for argument in arguments)
+    # Bytes that the locale could not read are in no record, which is UTF-8.
+    return [os.fsencode(argument).decode("utf-8", "replace") for argument in named]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mjolnir.research import places
 from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.hints import command
 from mjolnir.research.stopping import is_running, request_stop
 
 if TYPE_CHECKING:
@@ -26,6 +27,6 @@ def stop(ledger: Ledger, tag: str | None = None) -> Answer:
             raise Failure(f"{listed} in {ledger.live}")
         tag = running[0]
     if not is_running(folder, tag):
-        raise Failure(f"{tag} is not running here; `mjolnir autoresearch list` shows what is")
+        raise Failure(f"{tag} is not running here; `{command(ledger, 'autoresearch', 'list')}` shows what is")
     request_stop(folder, tag)
     return Answer({"tag": tag, "requested": True}, f"{tag} stops after the step in hand")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from mjolnir.research.answer import Exit, UsageFailure
 
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks for a stop; the last one comes when the terminal goes, unless `nohup` has it ignored."""
 
 
 class Running:
@@ -42,8 +40,9 @@ class Running:
         if self._signalled:
             os._exit(Exit.INTERRUPTED)
         self._signalled = True
-        # os.write, since a print inside a signal handler may interrupt another print.
-        os.write(sys.stderr.fileno(), b"\nstopping after the step in hand; once more stops at once\n")
+        # os.write, since a print inside a signal handler may interrupt another print; the terminal may be gone.
+        with suppress(OSError):
+            os.write(sys.stderr.fileno(), b"\nstopping after the step in hand; once more stops at once\n")
 
     @contextmanager
     def claim(self) -> Iterator[Running]:
@@ -52,15 +51,17 @@ class Running:
         Raises:
             UsageFailure: another process runs this tag.
         """
-        from filelock import Timeout
+        from filelock import FileLock, Timeout
 
-        lock = _lock(self._folder, self._tag)
+        self._folder.mkdir(exist_ok=True)
+        lock = FileLock(_lock_path(self._folder, self._tag))
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise UsageFailure(f"another process runs {self._tag}; see: mjolnir autoresearch status") from None
+            raise UsageFailure(f"another process runs {self._tag}; wait for it, or stop it") from None
         stop_file(self._folder, self._tag).unlink(missing_ok=True)
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             yield self
         finally:
@@ -71,17 +72,14 @@ class Running:
 
 
 def is_running(folder: Path, tag: str) -> bool:
-    """True while a process holds the tag."""
-    from filelock import Timeout
-
-    if not _lock_path(folder, tag).exists():
-        return False
-    lock = _lock(folder, tag)
+    """True while a process holds the tag. Looks through a handle for reading: the ledger may be another user's."""
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
+        with _lock_path(folder, tag).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
         return True
-    lock.release()
     return False
 
 
@@ -97,10 +95,3 @@ def stop_file(folder: Path, tag: str) -> Path:
 
 def _lock_path(folder: Path, tag: str) -> Path:
     return folder / f"{tag}.run"
-
-
-def _lock(folder: Path, tag: str) -> BaseFileLock:
-    from filelock import FileLock
-
-    folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(_lock_path(folder, tag))

@@ -11,6 +11,13 @@ from typing import Any
 
 SCHEMA = "mjolnir.workload/1"
 
+MOST_SEQUENCES = 65_536
+"""Sequences of one point."""
+
+MOST_POINTS = 256
+MOST_TOKENS = 1 << 24
+"""Tokens of one sequence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -29,8 +36,10 @@ class Point:
     def __post_init__(self) -> None:
         if self.batch < 1 or len(self.contexts) != self.batch:
             raise ValueError(f"a point of batch {self.batch} needs {self.batch} contexts, not {len(self.contexts)}")
-        if min(self.contexts) < 0 or not self.weight > 0:
+        if min(self.contexts) < 0 or not 0 < self.weight < float("inf"):
             raise ValueError(f"contexts must not be negative, and the weight ({self.weight}) must be above zero")
+        if max(self.contexts) > MOST_TOKENS:
+            raise ValueError(f"a context of {max(self.contexts)} tokens is above {MOST_TOKENS}")
 
     @property
     def name(self) -> str:
@@ -90,18 +99,18 @@ class Workload:
         Raises:
             ValueError: another schema, or a point that is malformed; the message names it.
         """
-        if values.get("schema") != SCHEMA:
-            raise ValueError(f"this is no workload: schema is {values.get('schema')!r}, expected {SCHEMA!r}")
+        if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
+            found = repr(values.get("schema")) if isinstance(values, Mapping) else "in no object"
+            raise ValueError(f"this is no workload: schema is {found}, expected {SCHEMA!r}")
+        entries = values.get("points")
+        if not isinstance(entries, list) or not 0 < len(entries) <= MOST_POINTS:
+            raise ValueError(f"points must be a list of 1 to {MOST_POINTS} points")
         points = []
-        for number, entry in enumerate(values.get("points") or ()):
+        for number, entry in enumerate(entries):
             try:
-                batch, contexts = entry["batch"], entry["contexts"]
-                lengths = (contexts,) * batch if isinstance(contexts, int) else tuple(contexts)
-                points.append(Point(batch, lengths, float(entry.get("weight", 1.0))))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"point {number} of workload {values.get('name')!r} is malformed: {error!r}"
-                ) from error
+                points.append(_point(entry))
+            except ValueError as error:
+                raise ValueError(f"points[{number}]: {error}") from error
         return cls(str(values.get("name", "unnamed")), tuple(points))
 
     @classmethod
@@ -117,9 +126,28 @@ class Workload:
         if not path.is_file():
             raise ValueError(f"{name_or_path!r} is neither a preset ({', '.join(PRESETS)}) nor a file")
         try:
-            return cls.from_dict(json.loads(path.read_text()))
-        except json.JSONDecodeError as error:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _point(entry: object) -> Point:
+    """Read the JSON form of a point; ValueError says what is wrong with it."""
+    if not isinstance(entry, Mapping):
+        raise ValueError("this is no object with batch, contexts and perhaps weight")
+    batch, contexts, weight = entry.get("batch"), entry.get("contexts"), entry.get("weight", 1.0)
+    if type(batch) is not int or not 1 <= batch <= MOST_SEQUENCES:
+        raise ValueError(f"batch must be a whole number from 1 to {MOST_SEQUENCES}")
+    lengths = [contexts] * batch if type(contexts) is int else contexts
+    if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
+        raise ValueError("contexts must be a whole number of tokens, or a list of one for each sequence")
+    if type(weight) not in (int, float):
+        raise ValueError("weight must be a number")
+    return Point(batch, tuple(lengths), float(weight))
 
 
 def uniform(batch: int, context: int, weight: float = 1.0) -> Point:

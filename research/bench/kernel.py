@@ -7,7 +7,6 @@ is compared with an f32 reference; `error` is the largest difference over the re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.sources import kernel_hash
 from mjolnir.kernel.timing import replay_micros, rotating_inputs
 from mjolnir.research.answer import Answer, MissingFailure
+from mjolnir.research.bench.replay import written
+from mjolnir.research.request import Request
 from mjolnir.tuner.workload import DECODE8, Point
 
 if TYPE_CHECKING:
@@ -50,20 +51,21 @@ class Contender:
     prepare: Callable[[list[Inputs]], tuple[Launch, list[torch.Tensor]]]
 
 
-def kernel(out: Path, geometries: list[str]) -> Answer:
-    """Time every contender at the eight points of `decode8`, for each geometry, and write rows and figures to `out`.
+def kernel(geometries: list[str], out: Path | None = None) -> Answer:
+    """Time every contender at the eight points of `decode8`, for each geometry; rows and figures go to `out` if given.
 
     Raises:
+        UsageFailure: a geometry that does not parse.
         MissingFailure: no GPU.
     """
+    problems = [Request(geometry=text).problem()[0] for text in geometries]
     try:
         device = current_device()
     except RuntimeError as error:
         raise MissingFailure(f"{error}; the committed figures are in research/bench/results") from error
     rows: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
-    for text in geometries:
-        geometry = Geometry.parse(text)
+    for geometry in problems:
         for point in DECODE8.points:
             for contender in (_ours(geometry, device), _flashinfer(geometry)):
                 try:
@@ -72,9 +74,7 @@ def kernel(out: Path, geometries: list[str]) -> Answer:
                     missing[contender.name] = str(error)
     taken = _taken(device, missing)
     data = {"schema": SCHEMA, "bench": "kernel", "figures": _figures(rows), "rows": rows, "taken": taken}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return Answer(data, "\n".join([*_table(rows), f"written to {out}"]))
+    return Answer(data, "\n".join([*_table(rows), *written(data, out, indent=1)]))
 
 
 def _ours(geometry: Geometry, device: Device) -> Contender:

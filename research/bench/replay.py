@@ -48,8 +48,8 @@ LAST_SHARE = 0.2
 """The cost of a trial is taken over this last part of the search, where every list is at its longest."""
 
 
-def replay(out: Path, trials: int) -> Answer:
-    """Take the figures and write them to `out`."""
+def replay(trials: int, out: Path | None = None) -> Answer:
+    """Take the figures, and write them to `out` where it is given."""
     source = _recording(trials)
     memory = _fastest(lambda: _in_memory(source, trials))
     durable = _fastest(lambda: _durable(source, trials, "random"))
@@ -63,10 +63,17 @@ def replay(out: Path, trials: int) -> Answer:
         "fsync_ms": round(durable.fsync_ms, 3),
     }
     data = {"schema": SCHEMA, "bench": "replay", "figures": figures, "taken": _taken(source, trials)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     lines = [f"{name:26} {value:>10}" for name, value in figures.items()]
-    return Answer(data, "\n".join([*lines, f"written to {out}"]))
+    return Answer(data, "\n".join([*lines, *written(data, out, indent=2)]))
+
+
+def written(data: Mapping[str, Any], out: Path | None, indent: int) -> list[str]:
+    """Write the figures of a bench to `out` where it is given; returns the line that says so."""
+    if out is None:
+        return []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(data, indent=indent, sort_keys=True) + "\n", encoding="utf-8")
+    return [f"written to {out}"]
 
 
 def _taken(source: Recording, trials: int) -> dict[str, Any]:

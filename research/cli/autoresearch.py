@@ -33,7 +33,7 @@ def run(
         str | None, typer.Option("--effort", help="quick (40 trials, 2 min), default (150, 10) or full (600, 40).")
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Stop after this many trials.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", min=0.0, help="Stop after this much time.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after this much time, above 0.")] = None,
     geometry: options.Geometry = None,
     placement: options.Placement = None,
     workload: options.Workload = None,
@@ -74,7 +74,7 @@ def run(
 def record(
     name: Annotated[str, typer.Option("--name", help="Name of the recording.")],
     out: Annotated[Path, typer.Option("--out", help="Its folder; one that was begun there goes on.")],
-    device: Device = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cuda or cuda:<number>.")] = "auto",
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, help="Stop after this much time; begin again to go on.")
     ] = 30.0,

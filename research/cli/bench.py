@@ -12,6 +12,10 @@ from mjolnir.research.cli.output import Json, answer
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure the framework and the kernel.")
 
+Out = Annotated[
+    Path | None, typer.Option("--out", help="A file for the figures; without it they are printed and not kept.")
+]
+
 
 @app.callback()
 def group() -> None:
@@ -20,9 +24,7 @@ def group() -> None:
 
 @app.command()
 def replay(
-    out: Annotated[Path, typer.Option("--out", help="The file for the figures.")] = Path(
-        "research/bench/results/replay-cpu.json"
-    ),
+    out: Out = None,
     trials: Annotated[int, typer.Option("--trials", min=10, help="Trials of each replay.")] = 1000,
     as_json: Json = False,
 ) -> None:
@@ -31,16 +33,14 @@ def replay(
     def work() -> Answer:
         from mjolnir.research.bench import replay as twin
 
-        return twin.replay(out, trials)
+        return twin.replay(trials, out)
 
     answer(work, as_json)
 
 
 @app.command()
 def kernel(
-    out: Annotated[Path, typer.Option("--out", help="The file for the figures.")] = Path(
-        "research/bench/results/kernel.json"
-    ),
+    out: Out = None,
     geometry: Annotated[
         list[str] | None, typer.Option("--geometry", help="As for `autoresearch run`; repeatable.")
     ] = None,
@@ -52,6 +52,6 @@ def kernel(
         from mjolnir.research.bench import kernel as twin
         from mjolnir.research.request import DEFAULT_GEOMETRY
 
-        return twin.kernel(out, geometry or [DEFAULT_GEOMETRY])
+        return twin.kernel(geometry or [DEFAULT_GEOMETRY], out)
 
     answer(work, as_json)

@@ -45,7 +45,7 @@ def explain(
         from mjolnir.research import explain as twin
         from mjolnir.research.request import Request
 
-        problem = Request(geometry=geometry, placement=placement).problem()
+        problem = Request(device=device, geometry=geometry, placement=placement).problem()
         question = twin.Question(problem[0], problem[1], device, batch, context)
         return twin.explain(question, twin.load(table))
 
@@ -65,9 +65,10 @@ def promote(
         from mjolnir import ledger as ledgers
         from mjolnir.research import promote as twin
         from mjolnir.research.journal import as_mapping
+        from mjolnir.research.listing import find
 
         with ledgers.open(ledger) as opened:
-            records = [as_mapping(record) for record in opened.records(tag)]
+            records = [as_mapping(record) for record in opened.records(find(opened, tag).tag)]
         return twin.promote(tag, records, table)
 
     answer(work, as_json)

@@ -1,34 +1,22 @@
-"""The `mjolnir` command: one group of commands a file, each a thin layer over its twin in `mjolnir.research`.
-
-Nothing heavy is imported here or in the groups, so that `--help` and completion come at once.
-"""
+"""Where the `mjolnir` command begins: signals first, the commands after, so that a Ctrl-C is quiet from the start."""
 
 from __future__ import annotations
 
 import signal
-
-import typer
-
-from mjolnir.research.cli import autoresearch, bench, defaults, doctor, ledger
-
-app = typer.Typer(
-    name="mjolnir",
-    help="Tunes a paged decode-attention kernel, records every trial, and promotes what is proven faster.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-app.add_typer(autoresearch.app, name="autoresearch")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(defaults.app, name="defaults")
-app.add_typer(bench.app, name="bench")
-app.command(name="doctor")(doctor.doctor)
+import sys
 
 
 def run() -> None:
-    """Entry point of the console script. SIGTERM is Ctrl-C from the first moment on."""
+    """Entry point of the console script. SIGTERM, and SIGHUP where nobody ignores it, are Ctrl-C from the start."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    app(prog_name="mjolnir")
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        from mjolnir.research.cli.app import app
+
+        app(prog_name="mjolnir")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

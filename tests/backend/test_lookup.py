@@ -208,7 +208,15 @@ def test_load_reads_environment_and_files_once(tmp_path: Path) -> None:
 def test_load_warns_of_a_named_table_that_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Defaults.load({"MJOLNIR_DEFAULTS": str(tmp_path / "none.json")})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "user table: cannot be read" in caplog.text
+    assert f"user table: {tmp_path / 'none.json'}: cannot be read" in caplog.text
+
+
+def test_a_scratch_table_stands_in_for_the_users(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scratch = tmp_path / "scratch.json"
+    scratch.write_bytes(Table("t", (row(8, A),)).render())
+    defaults = Defaults.load({"MJOLNIR_DEFAULTS": str(tmp_path / "none.json")}, scratch=scratch)
+    assert defaults.tables[0] == Table(str(scratch), (row(8, A),))
+    assert caplog.records == [], "the user's table is not read"
 
 
 def test_load_is_silent_without_a_user_table(

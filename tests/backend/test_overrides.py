@@ -38,7 +38,6 @@ def test_older_spelling_is_read_where_the_new_one_is_absent() -> None:
     [
         ("MJOLNIR_ATTN_CTAS", "5", "1 to 4"),
         ("MJOLNIR_ATTN_CTAS", "two", "1 to 4"),
-        ("MJOLNIR_ATTN_CTAS", "", "1 to 4"),
         ("MJOLNIR_ATTN_CTAS", "on", "1 to 4"),
         ("MJOLNIR_ATTN_KV_STAGES", "1", "0, 2 to 12"),
         ("MJOLNIR_ATTN_MAX_SPLITS", "2.0", "0 to 512"),
@@ -49,6 +48,11 @@ def test_older_spelling_is_read_where_the_new_one_is_absent() -> None:
 def test_error_names_variable_value_and_what_is_allowed(name: str, text: str, allowed: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} = '{text}' is not allowed: {allowed}$"):
         Overrides.read({name: text})
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert Overrides.read({"MJOLNIR_ATTN_CTAS": ""}) == Overrides()
+    assert Overrides.read({"MJOLNIR_ATTN_CTAS": "", "THOR_T5_CTAS": "3"}).values == {"ctas_per_sm": 3}
 
 
 def test_ctas_without_stages_sets_stages_to_zero() -> None:

@@ -225,10 +225,11 @@ def below_a_file(folder: Path) -> Path:
 @pytest.mark.parametrize("make", [Path, loop, pipe, huge, below_a_file, lambda folder: folder / ("n" * 300)])
 @pytest.mark.timeout(10)
 def test_hostile_file_costs_one_warning(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    table = Table.read(make(tmp_path), "user table")
+    path = make(tmp_path)
+    table = Table.read(path, "user table")
     assert table.rows == ()
     assert len(caplog.records) == 1
-    assert table.problems[0].startswith("cannot be read: ")
+    assert table.problems[0].startswith(f"{path}: cannot be read: ")
 
 
 @pytest.mark.parametrize(("missing_ok", "warnings"), [(True, 0), (False, 1)])

@@ -240,7 +240,7 @@ def test_without_git_the_live_file_is_the_ledger(repository: Path, monkeypatch: 
 def test_without_a_repository_there_are_no_refs(tmp_path: Path) -> None:
     records = fill(tmp_path)
     with ledger.open(tmp_path / "research") as book:
-        assert "not a git repository" in book.git_note
+        assert book.git_note.endswith("research lies in no git repository")
         assert book.records() == records
     with ledger.open(tmp_path / "research", git="off") as book:
         assert book.git_note == "git is switched off"

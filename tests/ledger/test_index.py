@@ -8,8 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sql
+from sqlalchemy import exc
 
 from mjolnir import ledger
+from mjolnir.ledger.index import Index
 from mjolnir.ledger.ledger import Ledger
 from mjolnir.ledger.summary import Best
 from tests.ledger.samples import TAG, git, ledger_refs, trial
@@ -168,3 +171,45 @@ def test_a_clock_that_jumps_back_changes_no_order(tmp_path: Path) -> None:
         early = writer.append("note", {"text": "2"}, time=datetime(2020, 1, 1, tzinfo=UTC))
         assert book.records() == (late, early)
         assert book.verify().ok
+
+
+def test_an_index_that_cannot_lie_in_the_folder_is_kept_in_memory(tmp_path: Path) -> None:
+    with ledger.open(tmp_path, git="off") as book:
+        fill(book)
+        expected = answers(book)
+    (tmp_path / "ledger.sqlite").unlink()
+    (tmp_path / "ledger.sqlite" / "in the way").mkdir(parents=True)
+    with ledger.open(tmp_path, git="off") as book:
+        assert answers(book) == expected
+        assert book.verify().ok
+        assert book.reindex() == 10
+
+
+def test_a_full_disk_costs_the_index_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ledger.open(tmp_path, git="off") as book:
+        fill(book)
+        expected = answers(book)
+    real = Index.__init__
+
+    def full(self: Index, url: sql.URL, algorithm: str) -> None:
+        if url.database:
+            raise exc.OperationalError("", None, Exception("database or disk is full"))
+        real(self, url, algorithm)
+
+    monkeypatch.setattr(Index, "__init__", full)
+    with ledger.open(tmp_path, git="off") as book:
+        assert answers(book) == expected
+
+
+def test_a_number_beyond_the_database_is_that_of_no_trial(tmp_path: Path) -> None:
+    with ledger.open(tmp_path, git="off") as book:
+        fill(book)
+        with pytest.raises(ledger.LedgerError, match="its last one is 7"):
+            book.trial(TAG, 10**23)
+
+
+def test_a_path_that_no_encoding_has(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with ledger.open(folder, git="off") as book:
+        assert len(fill(book)) == len(book.records())
+    assert (folder / "ledger.sqlite").is_file()

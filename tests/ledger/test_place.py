@@ -53,3 +53,26 @@ def test_importing_the_ledger_is_light() -> None:
     code = f"import sys, mjolnir.ledger; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_file_is_no_ledger_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "file").touch()
+    with pytest.raises(ledger.LedgerError, match=r"--ledger .*file is a file; name the folder"):
+        ledger.open(home / "file")
+    monkeypatch.setenv("MJOLNIR_LEDGER", str(home / "file"))
+    with pytest.raises(ledger.LedgerError, match=r"\$MJOLNIR_LEDGER .*file is a file"):
+        ledger.open()
+    with pytest.raises(ledger.LedgerError, match="cannot be made: Not a directory"):
+        ledger.open(home / "file" / "below").prepare()
+
+
+def test_a_repository_that_cannot_be_written_is_told_and_read(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ledger.open(repository / "research") as book, book.writer("tag") as writer:
+        record = writer.append("note", {})
+    (repository / "research" / "ledger.jsonl").unlink()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != ".git")
+    with ledger.open(repository / "research") as book:
+        assert book.git_note == f"the git repository {repository / '.git'} cannot be written"
+        assert book.records() == (record,)

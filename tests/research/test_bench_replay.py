@@ -14,7 +14,7 @@ from mjolnir.tuner import synthetic
 
 def test_figures_are_written_with_how_they_were_taken(tmp_path):
     out = tmp_path / "results" / "replay-cpu.json"
-    answer = replay.replay(out, trials=40)
+    answer = replay.replay(40, out)
     data = json.loads(out.read_text())
     assert data == answer.data
     figures = data["figures"]
@@ -47,3 +47,12 @@ def test_a_timed_bench_counts_its_own_time_once(monkeypatch):
     monkeypatch.setattr(replay, "perf_counter", lambda: next(ticks))
     bench.measure(1, bench.recording.default)
     assert bench.inside == 3, "from the first tick to the last, the two of `submit` between them"
+
+
+def test_without_a_file_the_figures_are_printed_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    answer = replay.replay(40)
+    assert "replay_per_s_memory" in str(answer.view)
+    assert "written to" not in str(answer.view)
+    assert sorted(tmp_path.rglob("*")) == before

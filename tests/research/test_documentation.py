@@ -61,7 +61,7 @@ COMMANDS = sorted(set(re.findall(r"`(mjolnir [^`]+)`", README.read_text("utf-8")
 def test_command_in_the_readme_exists_with_its_options(line: str) -> None:
     from typer.main import get_command
 
-    from mjolnir.research.cli.main import app
+    from mjolnir.research.cli.app import app
 
     command = get_command(app)
     words = shlex.split(line)[1:]

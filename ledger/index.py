@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sql
 
+from mjolnir.ledger import database
 from mjolnir.ledger.chain import Link, broken
 from mjolnir.ledger.commits import Commit, commit_of
 from mjolnir.ledger.record import Record
@@ -90,7 +91,7 @@ class Index:
             sqlalchemy.exc.DatabaseError: what lies there is no database.
         """
         self._algorithm = algorithm
-        self._engine = _engine(sql.make_url(url))
+        self._engine = database.engine(url)
         with self.change() as connection:
             _schema.create_all(connection)
             stamp = {"version": VERSION, "algorithm": algorithm}
@@ -101,7 +102,7 @@ class Index:
     @contextmanager
     def change(self) -> Iterator[sql.Connection]:
         """A transaction that excludes other writers from its start, so that two processes never add the same."""
-        with self._engine.connect().execution_options(exclusive=True) as connection, connection.begin():
+        with database.changing(self._engine) as connection:
             yield connection
 
     def query(self, statement: sql.Select[Any]) -> Sequence[tuple[Any, ...]]:
@@ -273,28 +274,3 @@ def _text(value: object) -> str | None:
 def sqlite_url(path: Path | None) -> sql.URL:
     """The URL of a SQLite file, or of a database in memory. Never text: a path may hold what no encoding has."""
     return sql.URL.create("sqlite", database=None if path is None else str(path))
-
-
-def _engine(url: sql.URL) -> sql.Engine:
-    if url.get_backend_name() != "sqlite":
-        return sql.create_engine(url)
-    # One connection for all threads where the database is in memory; else it would be another one in each.
-    pool = {} if url.database else {"poolclass": sql.StaticPool}
-    engine = sql.create_engine(url, connect_args={"timeout": 60, "check_same_thread": False}, **pool)
-    _set_up_sqlite(engine)
-    return engine
-
-
-def _set_up_sqlite(engine: sql.Engine) -> None:
-    """Transactions that start as writers, and a journal that lets readers read meanwhile."""
-
-    @sql.event.listens_for(engine, "connect")
-    def connect(connection: Any, _: object) -> None:
-        connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-
-    @sql.event.listens_for(engine, "begin")
-    def begin(connection: sql.Connection) -> None:
-        exclusive = connection.get_execution_options().get("exclusive", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if exclusive else "BEGIN")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -187,9 +187,18 @@ class Ledger:
         Raises:
             LedgerError: a line is no record, the chain has a gap, or a record is here with other content.
         """
+        records, torn = read_untorn(path)
+        added = self.import_records(records)
+        return Imported(added, len(records) - added, torn)
+
+    def import_records(self, records: Sequence[Record]) -> int:
+        """Take records of other writers: all that are not here yet, or none; the number that were new.
+
+        Raises:
+            LedgerError: the chain has a gap, or a record is here with other content.
+        """
         from mjolnir.ledger import queries
 
-        records, torn = read_untorn(path)
         with self._mutex:
             live = LiveFile(self.folder)
             try:
@@ -203,7 +212,7 @@ class Ledger:
             finally:
                 live.close()
             self._flush_quietly(self._refresh(), _LOCK_SECONDS)
-        return Imported(len(new), len(records) - len(new), torn)
+        return len(new)
 
     def flush(self) -> int:
         """Put on refs every record that is not there yet, whoever wrote it; the number of commits made.

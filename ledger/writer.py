@@ -149,13 +149,23 @@ class Writer:
         self._mutex = threading.Lock()
         self._closed = False
 
-    def append(self, kind: str, body: Mapping[str, Any], *, time: datetime | None = None) -> Record:
+    def append(
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        *,
+        time: datetime | None = None,
+        publish: Callable[[Record], None] | None = None,
+        after: int = 0,
+    ) -> Record:
         """Append a record; when this returns it survives kill -9 and power loss.
 
         Args:
             kind: one of `KINDS`.
             body: JSON types; tuples become lists, keys become strings.
             time: the time of the record, now unless given.
+            publish: is given the record before it is appended; what it raises keeps the record out.
+            after: the largest lamport known from elsewhere.
 
         Raises:
             RecordError: `body` cannot be recorded.
@@ -170,7 +180,9 @@ class Writer:
                 self._catch_up()
                 previous = None if self._last is None else self._last.record
                 prev = "" if previous is None else previous.sha256
-                record = prepared.at(self._next, self._live.lamport + 1, prev)
+                record = prepared.at(self._next, max(self._live.lamport, after) + 1, prev)
+                if publish is not None:
+                    publish(record)
                 self._unsure = self._live.size
                 self._live.append(record)
                 self._accept(record)

@@ -3,43 +3,56 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjolnir.research.answer import MissingFailure, UsageFailure
+from mjolnir.kernel.geometry import Geometry, Placement
+from mjolnir.research.answer import Failure, MissingFailure, UsageFailure
+from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
     from mjolnir.kernel.geometry import Geometry, Placement
     from mjolnir.research.request import Request
     from mjolnir.tuner.bench import Bench
+    from mjolnir.tuner.clean_window import CleanWindow
+    from mjolnir.tuner.gpu.pool import CompilePool
     from mjolnir.tuner.recording import Recording
     from mjolnir.tuner.workload import Workload
+
+Problem = tuple[Geometry, Placement, Workload]
 
 REPLAY = "try --device replay (packaged H200 recording)"
 
 
-def choose(request: Request, campaign: Mapping[str, Any] | None, seed: int) -> Bench:
+def choose(
+    request: Request, campaign: Mapping[str, Any] | None, seed: int, stop: Callable[[], bool] = lambda: False
+) -> Bench:
     """The bench that the request names; a resumed campaign stays on what it began on.
 
     Args:
         request: what the user asked.
         campaign: body of the campaign record that is resumed, or None.
         seed: of the replay's noise.
+        stop: ends waiting for a clean window.
 
     Raises:
         UsageFailure: a device or recording that does not exist, or not the one that the campaign began on.
         MissingFailure: no GPU, or no package to use it.
+        Failure: the metrics of `gate_url` cannot be had.
     """
     simulated = bool(campaign["simulated"]) if campaign else request.device == "replay"
     if campaign and request.device != "auto" and (request.device == "replay") != simulated:
         kind = "a replay" if simulated else "a campaign on a GPU"
         raise UsageFailure(f"this tag is {kind}; resume it without --device {request.device}, or start a new tag")
     if simulated:
+        if request.gate_url:
+            raise UsageFailure("--gate-url is for measuring on a GPU; a replay measures nothing")
         return _replay(request, campaign, seed)
     if request.recording:
         raise UsageFailure("--recording is for --device replay")
-    return _gpu(request)
+    return _gpus(request, _problem(request, campaign), stop)
 
 
 def require_gpu(text: str, instead: str) -> int:
@@ -106,6 +119,7 @@ def _require_same_problem(request: Request, recording: Recording) -> None:
     geometry, placement, workload = request.problem()
     asked = (
         ("--geometry", request.geometry, geometry, recording.geometry),
+        ("--model", request.model, geometry, recording.geometry),
         ("--placement", request.placement, placement, recording.placement),
         ("--workload", request.workload, workload, recording.workload),
     )
@@ -130,12 +144,78 @@ def _words(problem: Geometry | Placement | Workload) -> str:
             return str(problem)
 
 
-def _gpu(request: Request) -> Bench:
-    index = require_gpu(request.device, REPLAY)
-    geometry, placement, workload = request.problem()
+def _problem(request: Request, campaign: Mapping[str, Any] | None) -> Problem:
+    """What is measured: what was asked, or what the campaign that is resumed or joined is about.
+
+    Raises:
+        UsageFailure: both, and they differ.
+    """
+    asked = request.problem()
+    if campaign is None:
+        return asked
+    recorded = (
+        Geometry.from_dict(campaign["geometry"]),
+        Placement(**campaign["placement"]),
+        Workload.from_dict(campaign["workload"]),
+    )
+    given = (request.geometry or request.model, request.placement, request.workload)
+    for flag, text, wanted, known in zip(("geometry", "placement", "workload"), given, asked, recorded, strict=True):
+        if text is not None and wanted != known:
+            raise UsageFailure(f"the {flag} of a campaign cannot change: it is {known}; start a new tag for another")
+    return recorded
+
+
+def _gpus(request: Request, problem: Problem, stop: Callable[[], bool]) -> Bench:
+    """The bench of the GPU that is asked for, or of the several together."""
+    indices = [require_gpu(text, REPLAY) for text in request.device.split(",")]
+    if len(set(indices)) < len(indices):
+        raise UsageFailure(f"--device {request.device} names a GPU twice")
+    if len(indices) == 1:
+        return _gpu(request, problem, indices[0], stop)
+    from mjolnir.kernel.cache import default_folder
+    from mjolnir.tuner.fleet import FleetBench
+    from mjolnir.tuner.gpu.pool import CompilePool
+
+    with ExitStack() as opened:
+        pool = CompilePool(default_folder())
+        opened.callback(pool.close)
+        benches: dict[str, Bench] = {}
+        for index in indices:
+            bench = benches[f"cuda:{index}"] = _gpu(request, problem, index, stop, pool)
+            opened.callback(bench.close)
+        try:
+            fleet = FleetBench(benches, close=pool.close)
+        except ValueError as error:
+            raise UsageFailure(f"--device {request.device}: {error}") from error
+        opened.pop_all()
+        return fleet
+
+
+def _gpu(
+    request: Request, problem: Problem, index: int, stop: Callable[[], bool], pool: CompilePool | None = None
+) -> Bench:
+    geometry, placement, workload = problem
+    gate = clean_window(request.gate_url, stop) if request.gate_url else None
     from mjolnir.tuner import gpu
 
     try:
-        return gpu.GpuBench(geometry, placement, workload, index=index)
+        return gpu.GpuBench(geometry, placement, workload, index=index, pool=pool, gate=gate)
     except (gpu.DeviceUnavailable, ImportError) as error:
         raise MissingFailure(f"{error}; `mjolnir doctor` says what is missing") from error
+
+
+def clean_window(url: str, stop: Callable[[], bool]) -> CleanWindow:
+    """The gate of `--gate-url`.
+
+    Raises:
+        UsageFailure: no URL of a page.
+        Failure: the page cannot be read, or is not vLLM's.
+    """
+    from mjolnir.tuner.clean_window import CleanWindow, GateError
+
+    try:
+        return CleanWindow(url, stop=stop)
+    except ValueError as error:
+        raise UsageFailure(f"--gate-url: {error}") from error
+    except GateError as error:
+        raise Failure(f"--gate-url: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
-from mjolnir.research import benches, places
-from mjolnir.research.answer import Answer, Failure, NotWrittenFailure, UsageFailure
+from mjolnir.research import benches, places, sharing
+from mjolnir.research.answer import Answer, Failure, MissingFailure, NotWrittenFailure, UsageFailure
 from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping
 from mjolnir.research.naming import Names
@@ -24,13 +24,18 @@ from mjolnir.research.promote import REPLAY_REFUSED, promote
 from mjolnir.research.request import Request, command_line, with_incumbents
 from mjolnir.research.stopping import Running
 from mjolnir.tuner import coordinator
+from mjolnir.tuner.bench import BenchFailure
+from mjolnir.tuner.proposers import ProposerError, make
 from mjolnir.tuner.space import Space
 
 if TYPE_CHECKING:
+    from mjolnir.backend.lookup import Defaults
     from mjolnir.ledger import Ledger
     from mjolnir.research.progress import Screen
+    from mjolnir.research.sharing import SharedJournal
     from mjolnir.tuner.bench import Bench
     from mjolnir.tuner.coordinator import Result
+    from mjolnir.tuner.journal import Journal
     from mjolnir.tuner.options import Options
 
 EPOCH_PARTS = ("kernel_hash", "policy", "driver", "dsl", "torch")
@@ -46,7 +51,8 @@ class Campaign:
     ledger: Ledger
     bench: Bench
     options: Options
-    journal: LedgerJournal
+    journal: LedgerJournal | SharedJournal
+    team: SharedJournal | None = None
 
 
 def run(request: Request, screen: Screen) -> Answer:
@@ -58,6 +64,8 @@ def run(request: Request, screen: Screen) -> Answer:
         Failure: the ledger cannot be used.
     """
     tag = _checked_tag(request.tag) if request.tag else fresh_tag()
+    if request.dry_run:
+        return _dry_run(request, tag)
     _require_outputs(request)
     with ledgers.open(request.ledger) as ledger:
         ledger.prepare()
@@ -66,10 +74,10 @@ def run(request: Request, screen: Screen) -> Answer:
 
 
 def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Running) -> Answer:
-    with opened(request, ledger, tag) as campaign:
+    with _failures_in_words(ledger, tag), opened(request, ledger, tag, stop) as campaign:
         _announce(campaign, screen)
         with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
-            result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop)
+            result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop, campaign.team)
     return _told(request, ledger, campaign.journal.history(), result)
 
 
@@ -107,6 +115,22 @@ def _with_failure(told: Answer, failure: Failure) -> Answer:
     return Answer({**told.data, "not_exported": str(failure)}, view, told.code or failure.code)
 
 
+def _dry_run(request: Request, tag: str) -> Answer:
+    """What the campaign would do; nothing is appended."""
+    from mjolnir.research.dryrun import dry_run
+
+    if request.resume or request.storage:
+        raise UsageFailure("--dry-run is for a campaign that is not there yet: leave --resume and --storage out")
+    options = request.options()
+    with ledgers.open(request.ledger) as ledger, ExitStack() as stack:
+        bench = benches.choose(request, None, options.seed)
+        stack.callback(bench.close)
+        _require_space(bench, options)
+        options = with_incumbents(options, _incumbents(request, bench, None))
+        options = replace(options, enqueued=_enqueued(request, bench, None, ledger, tag))
+        return dry_run(bench, options, _plan(bench, options))
+
+
 def fresh_tag() -> str:
     """A tag that no other run has: the time in UTC and four random letters."""
     letters = "".join(secrets.choice(ALPHABET) for _ in range(4))
@@ -121,31 +145,62 @@ def _checked_tag(tag: str) -> str:
 
 
 @contextmanager
-def opened(request: Request, ledger: Ledger, tag: str) -> Iterator[Campaign]:
+def _failures_in_words(ledger: Ledger, tag: str) -> Iterator[None]:
+    """A device that is lost, or a full disk, ends a campaign with a message; what is recorded stays, and can go on."""
+    resume = f"what is recorded is safe; go on with: {command(ledger, 'autoresearch', 'run', '--tag', tag, '--resume')}"
+    try:
+        yield
+    except BenchFailure as error:
+        raise Failure(f"the device failed: {error}; {resume}") from error
+    except ledgers.LedgerFull as error:
+        raise Failure(f"{error}; {resume}") from error
+
+
+@contextmanager
+def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] = lambda: False) -> Iterator[Campaign]:
     """Make or find the campaign's records and its bench; both are closed when the block ends.
 
     Raises:
         UsageFailure: the tag exists and is not resumed, or is resumed and does not exist.
     """
-    known = [as_mapping(record) for record in ledger.records(tag)]
-    _require_intent(request, ledger, tag, len(known))
-    bodies = [record["body"] for record in known if record["kind"] == "campaign"]
-    recorded = bodies[-1] if bodies else None
-    options = request.options(recorded["options"] if recorded else None)
     with ExitStack() as stack:
-        bench = benches.choose(request, recorded, options.seed)
+        store = stack.enter_context(sharing.joined(request, ledger, tag)) if request.storage else None
+        known = [as_mapping(record) for record in ledger.records(tag)]
+        _require_intent(request, ledger, tag, len(known))
+        bodies = [record["body"] for record in known if record["kind"] == "campaign"]
+        recorded = bodies[-1] if bodies else None
+        options = request.options(recorded["options"] if recorded else None)
+        if request.worker:
+            sharing.require_consent(request, options)
+        bench = benches.choose(request, recorded, options.seed, stop)
         stack.callback(bench.close)
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
         _require_space(bench, options)
         options = with_incumbents(options, _incumbents(request, bench, recorded))
+        options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
         writer = stack.enter_context(ledger.writer(tag, environment(bench)))
-        journal = LedgerJournal(ledger, writer, tag)
-        _open_records(request, bench, options, journal)
-        yield Campaign(tag, ledger, bench, options, journal)
+        if store is None:
+            journal = LedgerJournal(ledger, writer, tag)
+            _open_records(request, bench, options, journal)
+            yield Campaign(tag, ledger, bench, options, journal)
+            return
+        team = sharing.SharedJournal(ledger, store, writer, tag, request.lease_seconds)
+        stack.callback(team.bring_home)
+        with sharing.opening(team, fresh=recorded is None):
+            if request.worker:
+                sharing.require_same_epoch(team, epoch_body(bench))
+            else:
+                _open_records(request, bench, options, team)
+        yield Campaign(tag, ledger, bench, options, team, team)
 
 
 def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> None:
+    if request.worker and not known:
+        raise UsageFailure(
+            f"there is no campaign {tag} in this storage yet; "
+            f"open it with: mjolnir autoresearch run --tag {tag} --storage URL"
+        )
     if request.resume and not request.tag:
         raise UsageFailure(f"--resume needs --tag; `{command(ledger, 'autoresearch', 'list')}` shows the tags")
     if request.resume and not known:
@@ -157,20 +212,22 @@ def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> N
 
 
 def _require_space(bench: Bench, options: Options) -> None:
-    """Refuse pins that leave nothing to search, before anything is on record."""
+    """Refuse pins that leave nothing to search and proposers that cannot run, before anything is on record."""
     try:
-        Space(bench.geometry, bench.device, options.pins, bench.settings())
+        space = Space(bench.geometry, bench.device, options.pins, bench.settings())
     except ValueError as error:
         raise UsageFailure(f"--pin: {error}") from error
+    try:
+        make(options.proposer, space, options.seed, command=options.proposer_command)
+    except ProposerError as error:
+        raise MissingFailure(f"--proposer: {error}") from error
 
 
 def _incumbents(request: Request, bench: Bench, recorded: Mapping[str, Any] | None) -> dict[int, Setting]:
     """The rows in force by bucket; a resumed campaign keeps those it began with."""
     if recorded is not None:
         return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
-    from mjolnir.research import explain
-
-    defaults = explain.load(request.defaults, missing_ok=True)
+    defaults = _defaults(request)
     found = {
         bucket: defaults.incumbent(bench.device, bench.geometry, bench.placement, bucket)
         for bucket in bench.workload.buckets
@@ -178,7 +235,31 @@ def _incumbents(request: Request, bench: Bench, recorded: Mapping[str, Any] | No
     return {bucket: row.setting for bucket, row in found.items() if row}
 
 
-def _open_records(request: Request, bench: Bench, options: Options, journal: LedgerJournal) -> None:
+def _defaults(request: Request) -> Defaults:
+    """The tables in force; a scratch table stands in for the user's."""
+    from mjolnir.research import explain
+
+    return explain.load(request.defaults, missing_ok=True)
+
+
+def _enqueued(
+    request: Request, bench: Bench, recorded: Mapping[str, Any] | None, ledger: Ledger, tag: str
+) -> tuple[Setting, ...]:
+    """What is asked first beside the rows in force; a resumed campaign keeps what it began with.
+
+    A replay starts cold unless it is told otherwise, so that it comes to the same whatever the ledger holds.
+    """
+    if recorded is not None:
+        return tuple(map(Setting.from_dict, recorded.get("enqueued", ())))
+    wanted = request.warm_start if request.warm_start is not None else not bench.simulated
+    if not wanted:
+        return ()
+    from mjolnir.research.warmstart import near_settings
+
+    return near_settings(bench, _defaults(request), ledger, tag)
+
+
+def _open_records(request: Request, bench: Bench, options: Options, journal: Journal) -> None:
     """Append the campaign record, when it is new or its limits changed, and the epoch record, when that changed."""
     history = journal.history()
     campaign = campaign_body(request, bench, options)
@@ -205,6 +286,7 @@ def campaign_body(request: Request, bench: Bench, options: Options) -> dict[str,
         "command": command_line(request.command),
         "default": Setting().as_dict(),
         "incumbents": {str(bucket): setting.as_dict() for bucket, setting in options.incumbents.items()},
+        "enqueued": [setting.as_dict() for setting in options.enqueued],
     }
 
 
@@ -218,14 +300,13 @@ def epoch_body(bench: Bench) -> dict[str, Any]:
 
 def environment(bench: Bench) -> dict[str, Any]:
     """The environment of this process for its first record: versions and the bench, no host and no folder."""
+    return {**process_environment(), "device": asdict(bench.device), "bench": dict(bench.environment)}
+
+
+def process_environment() -> dict[str, Any]:
+    """The part of it that needs no bench."""
     versions = {name: version for name in PACKAGES if (version := _version(name))}
-    return {
-        "python": python_version(),
-        "system": system(),
-        "packages": versions,
-        "device": asdict(bench.device),
-        "bench": dict(bench.environment),
-    }
+    return {"python": python_version(), "system": system(), "packages": versions}
 
 
 def _version(package: str) -> str | None:
@@ -237,8 +318,7 @@ def _version(package: str) -> str | None:
 
 def _announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
-    known = _known_beforehand(campaign.bench)
-    plan = coordinator.estimate(options, len(campaign.bench.workload.buckets), **known)
+    plan = _plan(campaign.bench, options)
     place = campaign.ledger.place
     screen.say(
         f"ledger {place.folder} ({place.origin}); tag {campaign.tag}; "
@@ -254,13 +334,14 @@ def _announce(campaign: Campaign, screen: Screen) -> None:
         screen.say(f"trials are not kept as git commits: {campaign.ledger.git_note}")
 
 
-def _known_beforehand(bench: Bench) -> dict[str, float]:
-    """What a recording already knows of its noise and of the time that trials take."""
+def _plan(bench: Bench, options: Options) -> coordinator.Estimate:
+    """What the campaign takes and can prove; a recording knows its noise and its time beforehand."""
     from mjolnir.tuner.replay import ReplayBench
 
+    buckets = len(bench.workload.buckets)
     if not isinstance(bench, ReplayBench):
-        return {}
-    return {"deviation": bench.deviation, "trial_seconds": bench.trial_seconds}
+        return coordinator.estimate(options, buckets)
+    return coordinator.estimate(options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds)
 
 
 def _applied(

@@ -85,18 +85,19 @@ class Checkout:
         """The top folder of the work tree."""
         return Path(str(self._repo.working_tree_dir))
 
-    def read(self, path: str) -> bytes:
-        """The bytes of `path` in HEAD's tree.
+    def read(self, path: str, revision: str = "HEAD") -> bytes:
+        """The bytes of `path` in the tree of `revision`.
 
         Raises:
-            Failure: HEAD has no such file.
+            Failure: there is no such revision, or it has no such file.
         """
         from git import GitCommandError
 
         try:
-            data = self._git.cat_file("blob", f"HEAD:{path}", stdout_as_string=False, strip_newline_in_stdout=False)
+            raw = {"stdout_as_string": False, "strip_newline_in_stdout": False}
+            data = self._git.cat_file("blob", f"{revision}:{path}", **raw)
         except GitCommandError as error:
-            raise Failure(f"HEAD of {self.root} has no {path}") from error
+            raise Failure(f"{revision} of {self.root} has no {path}") from error
         return bytes(data)
 
     def check(self) -> str:
@@ -110,22 +111,18 @@ class Checkout:
         try:
             branch = str(self._git.symbolic_ref("-q", "HEAD"))
         except GitCommandError:
-            raise NotWrittenFailure(
-                "HEAD is detached: a row needs a branch; check one out, then promote again"
-            ) from None
+            raise NotWrittenFailure("HEAD is detached: a row needs a branch; check one out, then try again") from None
         for name, what in UNFINISHED.items():
             if Path(self.root, self._git.rev_parse("--git-path", name)).exists():
-                raise NotWrittenFailure(f"{what} is under way in {self.root}; finish or abort it, then promote again")
+                raise NotWrittenFailure(f"{what} is under way in {self.root}; finish or abort it, then try again")
         if Path(self.root, self._git.rev_parse("--git-path", "index.lock")).exists():
-            raise NotWrittenFailure(
-                f"another git command holds the index of {self.root}; wait for it, then promote again"
-            )
+            raise NotWrittenFailure(f"another git command holds the index of {self.root}; wait for it, then try again")
         if self._git.status("--porcelain=v1", "--untracked-files=all", "--ignored", "--", self._path):
-            raise NotWrittenFailure(f"{self._path} has changes of yours; commit or stash them, then promote again")
+            raise NotWrittenFailure(f"{self._path} has changes of yours; commit or stash them, then try again")
         flag = str(self._git.ls_files("-v", "--", self._path))[:1]
         if flag not in ("", "H"):
             raise NotWrittenFailure(
-                f"git was told to look away from {self._path} (flag {flag}); clear it, then promote again"
+                f"git was told to look away from {self._path} (flag {flag}); clear it, then try again"
             )
         self._check_place()
         return branch
@@ -170,9 +167,9 @@ class Checkout:
         from git import GitCommandError
 
         try:
-            self._git.update_ref("-m", "mjolnir defaults promote", branch, new, old)
+            self._git.update_ref("-m", "mjolnir defaults", branch, new, old)
         except GitCommandError as error:
-            raise NotWrittenFailure(f"{branch} could not be moved: {error.stderr.strip()}; promote again") from error
+            raise NotWrittenFailure(f"{branch} could not be moved: {error.stderr.strip()}; try again") from error
 
     def _bring_up_to_date(self, blob: str) -> None:
         from git import GitCommandError

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry
+from mjolnir.research import effects
 from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
 from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, counted
 from mjolnir.research.promote import interval, written
 from mjolnir.research.summary import DECISIONS, summarize
+from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,7 +64,36 @@ def overview(summary: Mapping[str, Any]) -> RenderableType:
     """What was asked, what was tried, and the best of each bucket."""
     from rich.console import Group
 
-    return Group("", *asked(summary), *tried(summary), "", bucket_table(summary), "", LEGEND, *_reasons(summary))
+    head = [*asked(summary), *tried(summary), *noise_lines(summary)]
+    tail = [*_reasons(summary), *price_lines(summary), *effect_lines(summary)]
+    return Group("", *head, "", bucket_table(summary), "", LEGEND, *tail)
+
+
+def noise_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The noise floor of each point; settings closer than that are ties. Empty where it was not measured."""
+    names = [point.name for point in Workload.from_dict(summary["workload"]).points]
+    floors = [f"{name} {floor:.1%}" for name, floor in zip(names, summary["noise_floor"], strict=True) if floor]
+    return [f"Noise floor: {', '.join(floors)}."] if floors else []
+
+
+def price_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What one setting for all context lengths of a bucket costs against the best for each."""
+    lines = []
+    for bucket in summary["buckets"]:
+        price = (bucket["promotion"] or {}).get("price") or {"points": {}}
+        if len(price["points"]) > 1:
+            worst = max(price["points"], key=lambda name: price["points"][name])
+            lines.append(
+                f"Batch {bucket['bucket']}: one setting for all lengths costs {price['weighted']:.1%} against the best "
+                f"for each, at most {price['points'][worst]:.1%} (at {worst})."
+            )
+    return ["", *lines] if lines else []
+
+
+def effect_lines(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """What each knob does, also when nothing was gained; empty where no knob varied."""
+    table = effects.table(summary)
+    return ["", table, "", effects.LEGEND] if table else []
 
 
 def asked(summary: Mapping[str, Any]) -> list[str]:
@@ -151,18 +182,23 @@ def _reasons(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _ending(result: Result, tag: str, request: Request) -> list[str]:
-    if result.void:
-        return [
-            "The results are void: a wrong kernel passed the gate, or no clean window was found. Nothing is promoted."
-        ]
-    if result.reason == "interrupted":
-        return ["Stopped before the end, with the best so far above. Go on with:", f"  {_resume_command(request, tag)}"]
-    return []
+    endings = {
+        "canary": "The results are void: a wrong kernel passed the gate. Nothing is promoted.",
+        "no-clean-window": "The results are void: no clean window was found. Once there is one, go on with:",
+        "infrastructure": "The device failed again and again, and was left alone. Once it is well, go on with:",
+        "interrupted": "Stopped before the end, with the best so far above. Go on with:",
+    }
+    if result.reason not in endings:
+        return []
+    return [endings[result.reason], *([f"  {_resume_command(request, tag)}"] if result.resumable else [])]
 
 
 def _resume_command(request: Request, tag: str) -> str:
     """The command that goes on with the campaign; what its records know is left out."""
     given = {
+        "--storage": request.shown_storage,
+        "--device": request.device if request.device.startswith("cuda") else None,
+        "--gate-url": request.gate_url,
         "--recording": request.recording,
         "--ledger": request.ledger,
         "--defaults": request.defaults,

@@ -13,7 +13,9 @@ class LedgerJournal:
     """One tag of a ledger, with one writer to append to it."""
 
     def __init__(self, ledger: Ledger, writer: Writer, tag: str) -> None:
+        self._ledger = ledger
         self._writer = writer
+        self._tag = tag
         self._records = [as_mapping(record) for record in ledger.records(tag)]
 
     def append(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,6 +27,14 @@ class LedgerJournal:
     def history(self) -> Sequence[Mapping[str, Any]]:
         """Every record of the tag known so far, in order."""
         return self._records
+
+    def elsewhere(self) -> Sequence[Mapping[str, Any]]:
+        """The promotion records of other tags, those of replays for a replay and the others for a live campaign."""
+        campaigns = self._ledger.records(kind="campaign")
+        simulated = {record.tag for record in campaigns if record.body.get("simulated")}
+        alike = self._tag in simulated
+        found = self._ledger.records(kind="promotion")
+        return [as_mapping(r) for r in found if r.tag != self._tag and (r.tag in simulated) == alike]
 
 
 def as_mapping(record: Record) -> dict[str, Any]:

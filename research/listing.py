@@ -57,7 +57,7 @@ def status(ledger: Ledger, tag: str | None = None) -> Answer:
     """
     from rich.console import Group
 
-    from mjolnir.research.findings import bucket_table, tried
+    from mjolnir.research.findings import bucket_table, effect_lines, tried
     from mjolnir.research.show import campaign_summary
 
     data = tag_data(ledger, find(ledger, tag))
@@ -65,7 +65,8 @@ def status(ledger: Ledger, tag: str | None = None) -> Answer:
     head = f"{data['tag']}: {data['state']}, last record {data['last'][:19]}Z"
     if data["state"] == "interrupted":
         head += f"; go on with: {_resuming(ledger, data['tag'], summary['recording'])}"
-    return Answer({**data, "buckets": summary["buckets"]}, Group(head, *tried(summary), "", bucket_table(summary)))
+    data |= {"buckets": summary["buckets"], "effects": summary["effects"]}
+    return Answer(data, Group(head, *tried(summary), "", bucket_table(summary), *effect_lines(summary)))
 
 
 def _resuming(ledger: Ledger, tag: str, recording: str | None) -> str:

@@ -63,14 +63,14 @@ def write_rows(path: Path, rows: Sequence[Row]) -> int:
             new = new.with_row(row)
         changed = sum(old.get(row.key) != row for row in rows)
         if changed:
-            _replace(path, new.render())
+            replace_file(path, new.render())
     except (ValueError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise NotWrittenFailure(f"{path}: {reason}") from error
     return changed
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old bytes or the new ones, through a link where `path` is one."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ class Proven:
 
 
 def proven(records: Sequence[Record]) -> Proven:
-    """The rows that the last decision on each bucket calls for.
+    """The rows that the last decision on each bucket calls for, unless the row was demoted after it.
 
     Raises:
         Failure: the records hold no campaign, or a promotion record that is no valid row.
@@ -38,6 +38,9 @@ def proven(records: Sequence[Record]) -> Proven:
     for record in records:
         if record["kind"] == "promotion":
             last[record["body"]["bucket"]] = record["body"]
+        elif record["kind"] == "demotion":
+            key = record["body"]["key"]
+            last = {bucket: body for bucket, body in last.items() if body["key"] != key}
     rows = tuple(row_of(body) for _, body in sorted(last.items()) if body["decision"] == "promote")
     return Proven(rows, any(bool(campaign["simulated"]) for campaign in campaigns))
 
@@ -46,22 +49,30 @@ def _condensed(certificate: Mapping[str, Any]) -> dict[str, Any]:
     """The certificate with the one check that came nearest to its bound; the records that it cites hold all of them."""
     if certificate.get("correctness") is None:
         return dict(certificate)
-    checks = list(_checks(certificate["correctness"]))
+    checks = list(checks_in(certificate["correctness"]))
     nearest = max(checks, key=lambda check: float(check["excess"]), default=None)
-    return {**certificate, "correctness": {"instances": certificate.get("instances"), "nearest": nearest}}
+    short = {"instances": certificate.get("instances"), "nearest": nearest, **_bitwise(certificate["correctness"])}
+    return {**certificate, "correctness": short}
 
 
-def _checks(evidence: Any) -> Iterator[Mapping[str, Any]]:
+def _bitwise(evidence: Sequence[Any]) -> dict[str, Any]:
+    """Whether equal inputs gave equal bits in every instance; the setting is arm 0. Empty where nobody looked."""
+    arms = [instance["arms"] for instance in evidence if isinstance(instance, Mapping) and instance.get("arms")]
+    looked = [made[0]["bitwise"] for made in arms if "bitwise" in made[0]]
+    return {"bitwise": all(found["equal"] for found in looked)} if looked else {}
+
+
+def checks_in(evidence: Any) -> Iterator[Mapping[str, Any]]:
     """Every check inside the evidence, whatever a bench wraps around them."""
     if isinstance(evidence, Mapping):
         if evidence.get("excess") is not None:
             yield evidence
         else:
             for part in evidence.values():
-                yield from _checks(part)
+                yield from checks_in(part)
     elif isinstance(evidence, list | tuple):
         for part in evidence:
-            yield from _checks(part)
+            yield from checks_in(part)
 
 
 def row_of(body: Mapping[str, Any]) -> Row:

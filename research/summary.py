@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mjolnir.research import effects
 from mjolnir.tuner.workload import Workload
 
 SCHEMA = "mjolnir.summary/1"
@@ -35,6 +36,8 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
     ends = bodies(records, "end")
     epochs = bodies(records, "epoch")
     epoch = epochs[-1] if epochs else {}
+    evidence = current(trials, epoch)
+    floor = noise_floor(bodies(records, "noise"), len(campaign["workload"]["points"]))
     return {
         "schema": SCHEMA,
         "tag": records[0]["tag"],
@@ -50,8 +53,9 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
         "epochs": len({entry["epoch"] for entry in epochs}),
         "trials": _counts(trials),
         "canaries": _canaries(bodies(records, "canary")),
-        "noise_floor": noise_floor(bodies(records, "noise"), len(campaign["workload"]["points"])),
-        "buckets": [_bucket(bucket, campaign, current(trials, epoch), records) for bucket in _buckets(campaign)],
+        "noise_floor": floor,
+        "buckets": [_bucket(bucket, campaign, evidence, records) for bucket in _buckets(campaign)],
+        "effects": effects.of_campaign(campaign, evidence, floor),
         "seconds": max((float(trial.get("clock", 0.0)) for trial in trials), default=0.0),
         "records": dict(sorted(Counter(record["kind"] for record in records).items())),
         "end": ends[-1] if ends else None,

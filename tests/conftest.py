@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and (reason := no_gpu()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {reason}"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server of our own, which the tests of one process share: take a tag or a table each."""
+    from tests.postgres import running
+
+    with running() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

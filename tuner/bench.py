@@ -7,15 +7,23 @@ point, already freed of the chain around them (see `Timing`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
-from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.knobs import FAULTS, Setting
 from mjolnir.tuner.workload import Workload
+
+CANARIES = (*FAULTS[1:], "stale", "replayed")
+"""What is sent through the gate to see it rejected: kernels with a fault; the binary of another setting in the place of
+the one asked for; outputs copied from an earlier launch instead of computed."""
+
+
+RACED = "clearly slow at the first points, so not timed at the others"
+"""The reason of a trial that was raced."""
 
 
 class Status(StrEnum):
@@ -32,6 +40,24 @@ class Status(StrEnum):
     DIRTY = "dirty"
     RACED = "raced"
     INFRASTRUCTURE = "infrastructure"
+
+
+REJECTED = (Status.INCORRECT, Status.NAN)
+"""How a gate turns a kernel down; a canary that ends otherwise has not been through it."""
+
+
+class BenchFailure(RuntimeError):
+    """The bench could not measure, and no setting is to blame.
+
+    Attributes:
+        status: `dirty` where only the window was no good, else `infrastructure`.
+        log: the end of the worker's output.
+    """
+
+    def __init__(self, message: str, log: str = "", status: Status = Status.INFRASTRUCTURE) -> None:
+        super().__init__(message)
+        self.log = log
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +99,28 @@ class Timing:
         return cls(values["point"], candidate, baseline, tuple(values["empty"]), dict(values["window"]))
 
 
+class Windowed(Protocol):
+    """Whatever was measured in a window."""
+
+    @property
+    def window(self) -> Mapping[str, Any]:
+        """As in `Timing`."""
+
+
+def dirt(measured: Iterable[Windowed]) -> str:
+    """What makes windows dirty, each reason once; empty when all can be trusted."""
+    reasons = (str(item.window.get("dirty", "")) for item in measured)
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of one trial.
 
     Attributes:
-        status: how it ended; `timings` are there only when it is `measured` (or `raced`: fewer points).
+        status: how it ended; without `timings` unless it is `measured`, `dirty` or `raced` (fewer points).
         reason: one line for a person; empty when measured.
-        timings: one per point, against the built-in default.
+        timings: one per point, against the built-in default; those of a `dirty` trial are data and never used.
         correctness: worst error, its bound and the seeds, by check; empty where nothing was checked.
         binary: key of the compiled variant, empty where none was built.
         plans: plan digest of each point.
@@ -139,6 +179,17 @@ class Instance:
     window: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Race(Protocol):
+    """Decides at a few points whether a setting is worth timing at the others."""
+
+    @property
+    def points(self) -> Sequence[int]:
+        """The points that it is decided at, ascending; none when all settings go on."""
+
+    def __call__(self, timings: Sequence[Timing]) -> bool:
+        """Whether a setting with these timings, one per point of `points`, goes on."""
+
+
 class Bench(Protocol):
     """A device to measure on, or a recording of one."""
 
@@ -166,6 +217,10 @@ class Bench(Protocol):
     def environment(self) -> Mapping[str, Any]:
         """What an epoch is made of: versions, driver, kernel hash, policy; strings, numbers, nested dicts."""
 
+    @property
+    def canaries(self) -> Sequence[str]:
+        """Those of `CANARIES` that this bench can send through its gate, in order."""
+
     def settings(self) -> Sequence[Setting] | None:
         """The settings that can be measured, resolved; None = every feasible one (a recording holds a finite grid)."""
 
@@ -175,15 +230,26 @@ class Bench(Protocol):
     def submit(self, setting: Setting) -> None:
         """Start compiling `setting` ahead of its `measure`; may do nothing."""
 
-    def measure(self, trial: int, setting: Setting, fault: str = "none") -> Outcome:
+    def begin(self, trial: int, setting: Setting) -> None:
+        """Announce a trial that `measure` will ask for: a bench of several devices takes it up, others do nothing."""
+
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         """Build, check and time `setting` at every point against the built-in default, interleaved.
 
         `fault` builds a canary instead: the gate is expected to reject it. Never raises for what a setting does;
-        `infrastructure` says that the bench itself failed. `trial` seeds inputs and, in a replay, the noise.
+        `infrastructure` says that the bench itself failed. `trial` seeds inputs and, in a replay, the noise. With a
+        `race`, which is told the timings of its first points, a setting that does not go on ends as `raced` with these
+        timings alone; a bench that cannot time in stages passes over it.
         """
 
     def noise(self, number: int) -> tuple[Timing, ...]:
-        """An A/A comparison of the built-in default with itself on a fresh instance, one timing per point."""
+        """An A/A comparison of the built-in default with itself on a fresh instance, one timing per point.
+
+        It is dirty where a window of it is.
+
+        Raises:
+            BenchFailure: it could not be measured.
+        """
 
     def instance(self, request: InstanceRequest) -> Instance:
         """Take one instance, in the process that the request names; a new index means a new process."""

@@ -13,27 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from mjolnir.kernel.knobs import FAULTS, Setting
-from mjolnir.tuner.bench import Bench, Status, Timing
+from mjolnir.kernel.knobs import Setting
+from mjolnir.tuner import alpha
+from mjolnir.tuner.bench import REJECTED, Bench, BenchFailure, Status, Timing, dirt
+from mjolnir.tuner.eprocess import smallest_provable_gain
 from mjolnir.tuner.finals import Finals, Lead
 from mjolnir.tuner.journal import Journal, Record
 from mjolnir.tuner.options import Options
 from mjolnir.tuner.proposers import make
 from mjolnir.tuner.search import Search
 from mjolnir.tuner.session import RECORD_SECONDS, Best, Halt, Observer, Progress, Session
-from mjolnir.tuner.statistics import Array, noise_floor, point_ratios, smallest_provable_gain
+from mjolnir.tuner.statistics import Array, noise_floor, point_ratios
 from mjolnir.tuner.tape import Tape
+from mjolnir.tuner.team import SharedTape, Team
+from mjolnir.tuner.trial import UNTOLD
 
 __all__ = ["Best", "Estimate", "Observer", "Options", "Progress", "Result", "estimate", "run", "smallest_provable_gain"]
-
-REJECTED = (Status.INCORRECT, Status.NAN)
-"""How a gate turns a kernel down; a canary that ends otherwise has not been through it."""
 
 GUESSED_DEVIATION = 0.004
 """Standard deviation of A/A instance values where none was measured yet, a fraction."""
 
-PROCESS_SECONDS = 7.0
-"""Seconds until a fresh worker has the inputs of eight points on its card, as seen on an H200."""
+PROCESS_SECONDS = 6.0
+"""Seconds until a fresh process on a GPU is ready to time: interpreter, CUDA context, KV pools, references."""
 
 GUESSED_TRIAL_SECONDS = 2.5
 """Seconds of a trial on a GPU where none was timed yet: gate and eight points."""
@@ -44,15 +45,17 @@ class Result:
     """How a campaign ended.
 
     Attributes:
-        reason: "trials", "minutes", "exhausted" (the budget, or the space, is spent and the finals are done),
-            "interrupted", "canary", "infrastructure", or "default" (the default itself could not be measured).
+        reason: "trials", "minutes", "exhausted", "flat" (the budget, the space, or what there was to gain above the
+            noise, is spent, and the finals are done),
+            "interrupted", "canary", "infrastructure", "no-clean-window" (too many dirty windows in a row), or "default"
+            (the default itself could not be measured).
         trials: trials recorded in this epoch.
         measured: those that were measured.
         clock: seconds on the bench's clock.
         best: the lead of each bucket in the search.
         decisions: bodies of the promotion records, by bucket.
         floor: noise floor of each point, fractions; empty when it was not measured.
-        void: a canary was not rejected: nothing here can be believed.
+        void: a canary was not rejected, so that nothing here can be believed, or there was no clean window to measure.
         resumable: whether running again over the records can go on.
     """
 
@@ -73,6 +76,7 @@ def run(
     options: Options,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
+    team: Team | None = None,
 ) -> Result:
     """Run a campaign, or go on with the one that the journal holds.
 
@@ -82,11 +86,12 @@ def run(
         options: the rules; on resuming, those of the campaign, perhaps with a larger budget.
         observer: is told after each record.
         stop: asked before each step; once it says True the campaign ends as "interrupted".
+        team: the processes that share the campaign, whose records the journal holds; None when there is this one alone.
 
     Raises:
         ValueError: pins leave nothing to search.
     """
-    return _Campaign(bench, journal, options, observer, stop).run()
+    return _Campaign(bench, journal, options, observer, stop, team).run()
 
 
 class _Campaign:
@@ -97,10 +102,12 @@ class _Campaign:
         options: Options,
         observer: Observer | None,
         stop: Callable[[], bool],
+        team: Team | None,
     ) -> None:
         self._bench = bench
-        self._tape = Tape(journal, bench)
+        self._tape = Tape(journal, bench) if team is None else SharedTape(team, bench, stop)
         self._session = Session(bench, self._tape, options, observer, stop)
+        self._tape.keep_studies(self._session.space)
         self._options = options
         self._evidence: list[Record] = []
         self._floor: Array = np.array([])
@@ -111,19 +118,34 @@ class _Campaign:
         try:
             self._canaries()
             self._noise()
-            session = self._session
-            reason = Search(session, make(self._options.proposer, session.space, self._options.seed)).run()
-            self._finals()
+            reason = self._search()
+            self._tape.alone("finals", self._finals)
         except Halt as halt:
             reason = halt.reason
+        finally:
+            self._tape.close()
         return self._end(reason)
 
+    def _search(self) -> str:
+        session = self._session
+        options, workload = self._options, self._bench.workload
+        proposer = make(
+            options.proposer,
+            session.space,
+            options.seed,
+            workload=workload,
+            command=options.proposer_command,
+            seconds=options.proposer_seconds,
+        )
+        floors = {bucket: session.weights.of_bucket(bucket, self._floor) for bucket in workload.buckets}
+        return Search(session, proposer, floors).run()
+
     def _canaries(self) -> None:
-        """Send each faulty kernel through the gate; one that is not rejected voids the campaign."""
-        faults = FAULTS[1:]
+        """Send each canary through the gate; one that is not rejected voids the campaign."""
+        faults = self._bench.canaries
         for done, fault in enumerate(faults, 1):
             status, number = Status.INFRASTRUCTURE, 0
-            while status == Status.INFRASTRUCTURE:
+            while status in UNTOLD:
                 number += 1
                 take = partial(self._canary, fault)
                 record = self._session.step("canary", (fault, number), take, done, len(faults))
@@ -159,33 +181,36 @@ class _Campaign:
 
     def _compare(self, number: int, before: Sequence[Sequence[float]]) -> dict[str, Any]:
         """One A/A instance: its timings, its values, and the floor with it."""
-        timings: tuple[Timing, ...] = self._bench.noise(number)
-        self._bench.advance(RECORD_SECONDS)
+        timings: tuple[Timing, ...] = ()
         try:
+            timings = self._bench.noise(number)
+            self._bench.advance(RECORD_SECONDS)
             if len(timings) != len(self._bench.workload.points):
                 raise ValueError(f"the bench compared {len(timings)} of {len(self._bench.workload.points)} points")
+            if dirty := dirt(timings):
+                raise BenchFailure(dirty, status=Status.DIRTY)
             values = np.log(point_ratios(timings)).tolist()
-        except ValueError as error:
-            return {
-                "status": str(Status.INFRASTRUCTURE),
-                "reason": str(error),
-                "timings": [],
-                "values": [],
-                "floor": [],
-            }
+        except (ValueError, BenchFailure) as error:
+            status = error.status if isinstance(error, BenchFailure) else Status.INFRASTRUCTURE
+            kept = [timing.as_dict() for timing in timings] if status is Status.DIRTY else []
+            return {"status": str(status), "reason": str(error), "timings": kept, "values": [], "floor": []}
         floor = noise_floor(np.array([*before, values])).tolist()
         rows = [timing.as_dict() for timing in timings]
         return {"status": str(Status.MEASURED), "reason": "", "timings": rows, "values": values, "floor": floor}
 
     def _finals(self) -> None:
-        finals = Finals(self._session, self._leads(), self._floor, self._evidence)
-        for bucket in self._bench.workload.buckets:
-            self._decisions.append(finals.bucket(bucket))
+        session, options = self._session, self._options
+        # Where time ends the search, it may end a trial later in another process.
+        session.trials = self._tape.agree(f"after/{options.trials}/{options.minutes:g}", session.trials)
+        self._decisions.clear()
+        elsewhere = self._tape.elsewhere()
+        for body in Finals(self._session, self._leads(), self._floor, self._evidence, elsewhere).run():
+            self._decisions.append(body)
 
     def _leads(self) -> list[Lead]:
         """The measured trials of this epoch."""
         return [
-            Lead(Setting.from_dict(record["body"]["resolved"]), record["body"]["ratios"], record["hash"])
+            Lead(Setting.from_dict(record["body"]["resolved"]), record["body"]["point_ratios"], record["hash"])
             for record in self._tape.of_epoch("trial")
             if record["body"]["status"] == Status.MEASURED
         ]
@@ -193,8 +218,8 @@ class _Campaign:
     def _end(self, reason: str) -> Result:
         """Append the end record, unless the campaign was at this very end already."""
         session, tape = self._session, self._tape
-        void = reason == "canary"
-        resumable = not void and reason != "exhausted"
+        void = reason in ("canary", "no-clean-window")
+        resumable = reason not in ("canary", "exhausted", "flat")
         best = {str(bucket): lead.as_dict() for bucket, lead in sorted(session.best.items())}
         last = tape.recorded[-1] if tape.recorded else None
         if tape.appended or last is None or last["kind"] != "end" or last["body"]["reason"] != reason:
@@ -205,7 +230,7 @@ class _Campaign:
             measured=len(self._leads()),
             clock=tape.clock(),
             best=dict(session.best),
-            decisions=tuple(self._decisions),
+            decisions=tuple(sorted(self._decisions, key=lambda body: int(body["bucket"]))),
             floor=tuple(self._floor.tolist()),
             void=void,
             resumable=resumable,
@@ -218,7 +243,7 @@ class Estimate:
 
     Attributes:
         trials: most trials.
-        instances: instances of all confirmations, at most.
+        instances: instances of all confirmations, at most: every candidate of every bucket to its cap.
         seconds: bench seconds, at most: the search's budget and the finals.
         smallest_gain: the smallest true gain that is proven four times in five, a fraction.
     """
@@ -230,7 +255,12 @@ class Estimate:
 
 
 def estimate(
-    options: Options, buckets: int, *, deviation: float | None = None, trial_seconds: float | None = None
+    options: Options,
+    buckets: int,
+    *,
+    deviation: float | None = None,
+    trial_seconds: float | None = None,
+    attempt: int = 1,
 ) -> Estimate:
     """Plan a campaign.
 
@@ -238,12 +268,15 @@ def estimate(
         options: the rules.
         buckets: number of buckets.
         deviation: standard deviation of A/A instance values, a fraction (a replay knows its own); None: guessed.
-        trial_seconds: seconds of one trial (a replay knows them); None: guessed. An instance takes about as long.
+        trial_seconds: seconds of one trial (a replay knows them); None: guessed. One instance in every bucket takes
+            about as long.
+        attempt: which attempt on its keys the campaign is, from 1.
     """
     each = GUESSED_TRIAL_SECONDS if trial_seconds is None else trial_seconds
     spread = GUESSED_DEVIATION if deviation is None else deviation
-    instances = options.instances * buckets
+    rules = alpha.rules_of(options, buckets, attempt)
     search = min(60 * options.minutes, options.trials * each)
-    finals = (instances + 2 * buckets + options.noise) * each + buckets * (1 + options.processes) * PROCESS_SECONDS
-    gain = smallest_provable_gain(spread, options.margin, options.instances)
-    return Estimate(options.trials, instances, search + finals, gain)
+    processes, instances = buckets + alpha.TESTED * rules.most, alpha.TESTED * options.instances
+    finals = processes * PROCESS_SECONDS + (2 + instances + options.noise) * each
+    gain = smallest_provable_gain(spread, options.margin, rules)
+    return Estimate(options.trials, instances * buckets, search + finals, gain)

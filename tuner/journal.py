@@ -26,6 +26,9 @@ class Journal(Protocol):
     def history(self) -> Sequence[Record]:
         """Every record of the tag known so far, in order."""
 
+    def elsewhere(self) -> Sequence[Record]:
+        """The promotion records of other tags, those of replays for a replay and the others for a live campaign."""
+
 
 class MemoryJournal:
     """A journal that lives and dies with the process: for benchmarks of the tuner itself, and for trials without trace.
@@ -61,3 +64,7 @@ class MemoryJournal:
     def history(self) -> Sequence[Record]:
         """See `Journal`."""
         return tuple(self.records)
+
+    def elsewhere(self) -> Sequence[Record]:
+        """See `Journal`; there are no other tags."""
+        return ()

@@ -8,23 +8,22 @@ from typing import Any
 
 from mjolnir.kernel.knobs import Setting, knob
 
-PROPOSERS = ("tpe", "random")
+PROPOSERS = ("gp", "tpe", "cmaes", "qmc", "random", "exhaustive", "external")
 """Names that `Options.proposer` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """A preset of the budget: trials, minutes, and A/A instances before them."""
+    """A preset of the search's budget."""
 
     trials: int
     minutes: float
-    noise: int
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "quick": Effort(40, 2.0, 4),
-    "default": Effort(150, 10.0, 10),
-    "full": Effort(600, 40.0, 30),
+    "quick": Effort(40, 2.0),
+    "default": Effort(150, 10.0),
+    "full": Effort(600, 40.0),
 }
 
 
@@ -39,14 +38,20 @@ class Options:
         seed: of every draw of the sampler.
         pins: knobs that the search holds fixed.
         proposer: one of `PROPOSERS`.
-        margin: how much faster a promoted setting has to be in every instance; 0.01 is 1 %.
-        alpha: error budget of the campaign.
-        instances: instances of a confirmation.
-        processes: fresh processes that they are spread over.
+        proposer_command: of the proposer `external`.
+        proposer_seconds: that the command may take for an answer.
+        until_flat: end the search when what is left to gain is below the noise in every bucket.
+        race: drop settings that are clearly slow at the first points.
+        margin: how much faster a promoted setting has to be; 0.01 is 1 %.
+        alpha: chance that the campaign promotes any setting falsely, at most.
+        instances: instances that a candidate is tested with, at most.
+        group: instances that one process takes of a candidate, one after the other.
+        processes: fresh processes before anything is promoted, at least.
         depth: asks made ahead of the device; ask n sees the trials below n - depth.
         noise: A/A instances before the search.
         candidates: most candidates of a bucket in its shoot-out.
         rounds: rounds of a confirmation's instance; a shoot-out takes twice as many.
+        robust: a bucket's winner has the least largest regret over its points, not the least weighted one.
         incumbents: the row in force of each bucket that has one.
         enqueued: settings to ask before the proposer is asked.
 
@@ -59,29 +64,38 @@ class Options:
     effort: str = "default"
     seed: int = 0
     pins: Mapping[str, int] = field(default_factory=dict)
-    proposer: str = "tpe"
+    proposer: str = "gp"
+    proposer_command: str = ""
+    proposer_seconds: float = 60.0
+    until_flat: bool = True
+    race: bool = False
     margin: float = 0.01
     alpha: float = 0.05
-    instances: int = 12
+    instances: int = 60
+    group: int = 2
     processes: int = 3
     depth: int = 4
-    noise: int = 10
+    noise: int = 30
     candidates: int = 3
     rounds: int = 10
+    robust: bool = False
     incumbents: Mapping[int, Setting] = field(default_factory=dict)
     enqueued: tuple[Setting, ...] = ()
 
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
             raise ValueError(f"proposer {self.proposer!r} is unknown; there are {', '.join(PROPOSERS)}")
-        for name in ("trials", "instances", "processes", "noise", "candidates", "rounds"):
+        if (self.proposer == "external") != bool(self.proposer_command):
+            raise ValueError("the proposer external and a command for it are given together or not at all")
+        for name in ("trials", "instances", "group", "processes", "noise", "candidates", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
         for name in ("depth", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
-        if not self.minutes > 0:
-            raise ValueError(f"minutes = {self.minutes} must be above zero")
+        for name in ("minutes", "proposer_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must be above zero")
         if not 0 < self.margin < 1 or not 0 < self.alpha < 1:
             raise ValueError(f"margin = {self.margin} and alpha = {self.alpha} must lie between 0 and 1")
         for name, value in self.pins.items():
@@ -105,6 +119,11 @@ class Options:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Options:
-        """The inverse of `as_dict`; unknown keys, written by a later version, are passed over."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{**{name: value for name, value in values.items() if name in known}, **overrides})
+        """The inverse of `as_dict`; unknown keys, written by a later version, are passed over.
+
+        Options without `group` are of the first method of proof, whose instances and processes meant something else:
+        what is decided from now on is decided by the method in force.
+        """
+        known = {f.name for f in fields(cls)} - (set() if "group" in values else {"instances", "processes"})
+        began = {"until_flat": False, **values}  # campaigns that do not say so spent their whole budget
+        return cls(**{**{name: value for name, value in began.items() if name in known}, **overrides})

@@ -1,30 +1,26 @@
-"""From evidence to a decision: who leads a shoot-out, and whether a confirmation proves a setting faster.
+"""What a decision is made of: the settings of an instance, who leads a shoot-out, the decision and its certificate.
 
-Pure functions of records, so that a certificate can be derived again from what it cites. The proof asked for is
-simple: the candidate has to beat every baseline (the built-in default, and the row in force) by the margin in every
-instance. If the true median of an instance's value were not beyond the margin, n of n in favour would happen with a
-probability of at most 2^-n (the sign test); over the buckets of a campaign these add up, and the sum has to stay within
-alpha. That bound takes instances as independent; those of one process share its bias, which is why they are spread over
-several, and why every single one has to beat the margin. No point may be slower than a baseline by more than its noise.
+Pure functions of records, so that a certificate can be derived again from what it cites; `tuner.proof` decides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import Bench, Status
-from mjolnir.tuner.options import Options
-from mjolnir.tuner.statistics import Array, Weights, all_in_favour, instance_values, median_interval
-from mjolnir.tuner.workload import Workload
+from mjolnir.tuner import eprocess
+from mjolnir.tuner.bench import Bench
+from mjolnir.tuner.statistics import Array, instance_values
 
-METHOD = "every instance beyond the margin (sign test)"
+METHOD = "mixture sign test over processes (e-process)"
 PROMOTE, NOT_PROVEN, DEFAULT_IS_BEST = "promote", "not-proven", "default-is-best"
+OPEN = "open"
+"""Not decided yet: further instances may prove it. Never on record."""
 
 Body = Mapping[str, Any]
 
@@ -49,6 +45,11 @@ class Arms:
         settings = list(dict.fromkeys([*candidates, default, *([incumbent] if incumbent else [])]))
         return cls(tuple(settings), settings.index(default), settings.index(incumbent) if incumbent else None)
 
+    @classmethod
+    def of_body(cls, body: Body) -> Arms:
+        """The arms of a recorded instance."""
+        return cls(tuple(Setting.from_dict(arm) for arm in body["arms"]), body["default"], body["incumbent"])
+
     def baselines(self, place: int) -> dict[str, int]:
         """Places of the baselines that the setting at `place` has to beat, by name; never itself, each once."""
         named = {"default": self.default, "incumbent": self.incumbent}
@@ -61,28 +62,32 @@ class Arms:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of a bucket.
+    """What became of a setting.
 
     Attributes:
-        decision: `promote`, `not-proven` or `default-is-best`.
+        decision: `promote`, `not-proven`, `default-is-best`, or `open` where instances may still be taken.
         reason: one sentence.
         setting: the setting it is about.
-        values: by baseline, the weighted instance values (logarithms of time over the baseline's).
+        values: by baseline, the weighted value of each process (logarithms of time over the baseline's).
         worst: name of the slowest point against any baseline, and its ratio; None without instances.
+        instances: those that it rests on.
+        evidence: the least e-value of any claim; None without instances.
     """
 
     decision: str
     reason: str
     setting: Setting
-    values: Mapping[str, tuple[float, ...]]
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     worst: tuple[str, float] | None = None
+    instances: int = 0
+    evidence: float | None = None
 
     def ratio(self, baseline: str) -> dict[str, Any] | None:
         """Time over that of a baseline, with the interval of its median; None when they were not compared."""
         values = self.values.get(baseline)
         if not values:
             return None
-        interval = median_interval([math.exp(value) for value in values])
+        interval = eprocess.interval([math.exp(value) for value in values])
         return interval.as_dict(math.exp(float(np.median(values))))
 
 
@@ -105,7 +110,7 @@ def rank(arms: Arms, values: Sequence[float], tie: float) -> tuple[list[int], in
 
     Args:
         arms: the settings.
-        values: by arm, the weighted log of its time over the default's.
+        values: by arm, what it costs: its regret over the points, a logarithm.
         tie: how far from the fastest still counts as equal.
 
     Returns:
@@ -129,98 +134,25 @@ def values_of(body: Body, candidate: int, baseline: int, points: int) -> Array:
     return values
 
 
-def in_favour(value: float, options: Options) -> bool:
-    """Whether a weighted instance value is beyond the margin."""
-    return value < -math.log1p(options.margin)
-
-
-def judge(
-    bodies: Sequence[Body], arms: Arms, bucket: int, workload: Workload, floor: Array, options: Options
-) -> Decision:
-    """Decide over the measured confirmation records of a bucket; the candidate is arm 0.
-
-    Args:
-        bodies: bodies of the measured instances, in order.
-        arms: the settings of each instance.
-        bucket: which.
-        workload: the points.
-        floor: noise floor of each point of the workload.
-        options: margin, alpha and number of instances.
-    """
-    weights, setting = Weights(workload), arms.settings[0]
-    values: dict[str, tuple[float, ...]] = {}
-    slowest: list[tuple[float, int]] = []
-    too_slow: list[str] = []
-    if not bodies:
-        return Decision(NOT_PROVEN, "no instance could be measured", setting, values)
-    for name, place in arms.baselines(0).items():
-        table = np.array([values_of(body, 0, place, len(floor)) for body in bodies])
-        values[name] = tuple(weights.of_bucket(bucket, row) for row in table)
-        medians = np.median(table, axis=0)
-        for point in workload.of_bucket(bucket):
-            slowest.append((float(medians[point]), point))
-            if medians[point] > floor[point]:
-                too_slow.append(
-                    f"{workload.points[point].name} is {math.expm1(medians[point]):.1%} slower than the {name}, "
-                    f"its noise is {floor[point]:.1%}"
-                )
-    log_ratio, point = max(slowest)
-    worst = (workload.points[point].name, math.exp(log_ratio))
-    reason = _objection(values, too_slow, workload, options)
-    if reason:
-        return Decision(NOT_PROVEN, reason, setting, values, worst)
-    gains = " and ".join(
-        f"{math.expm1(-float(np.median(row))):.1%} faster than the {name}" for name, row in values.items()
-    )
-    text = f"{gains}; beyond the margin of {options.margin:.1%} in {len(bodies)} of {len(bodies)} instances"
-    return Decision(PROMOTE, text, setting, values, worst)
-
-
-def _objection(
-    values: Mapping[str, Sequence[float]], too_slow: Sequence[str], workload: Workload, options: Options
-) -> str:
-    """What speaks against a promotion; empty when nothing does."""
-    for name, row in values.items():
-        for number, value in enumerate(row, 1):
-            if not in_favour(value, options):
-                faster = math.expm1(-value)
-                said = f"{faster:.2%} faster" if faster > 0 else f"{-faster:.2%} slower"
-                return f"instance {number}: {said} than the {name}, the margin is {options.margin:.2%}"
-    count = min(len(row) for row in values.values())
-    if count < options.instances:
-        return f"only {count} of {options.instances} instances could be measured"
-    if all_in_favour(count) * len(workload.buckets) > options.alpha:
-        return f"{count} instances cannot prove anything at alpha {options.alpha} over {len(workload.buckets)} buckets"
-    return too_slow[0] if too_slow else ""
-
-
 def certificate(
-    decision: Decision, bench: Bench, floor: Array, options: Options, confirmations: Sequence[Body]
+    decision: Decision, members: Mapping[str, Any], bench: Bench, floor: Array, confirmations: Sequence[Body]
 ) -> dict[str, Any]:
-    """The evidence that a row carries, but for tag, records and attempt; see the design's defaults table.
+    """The evidence that a row carries, but for tag and records; see the design's defaults table.
 
     Args:
         decision: what was decided.
+        members: what follows from the instances: `proof.members`.
         bench: where; its environment gives hash, policy and versions.
         floor: noise floor of each point.
-        options: the rules.
-        confirmations: bodies of the bucket's confirmation records.
+        confirmations: bodies of the instances that the decision rests on.
     """
-    measured = [body for body in confirmations if body["status"] == Status.MEASURED]
     environment = bench.environment
     names = [point.name for point in bench.workload.points]
-    worst = decision.worst
     return {
         "method": METHOD,
-        "ratio_default": decision.ratio("default"),
-        "ratio_incumbent": decision.ratio("incumbent"),
-        "instances": len(measured),
-        "processes": len({body["process"] for body in measured}),
-        "margin": options.margin,
+        **members,
         "noise_floor": dict(zip(names, floor.tolist(), strict=True)),
-        "alpha": all_in_favour(len(measured)) if measured else None,
-        "worst_point": None if worst is None else {"point": worst[0], "ratio": worst[1]},
-        "correctness": [dict(body["correctness"]) for body in measured],
+        "correctness": [dict(body["correctness"]) for body in confirmations],
         "kernel_hash": environment.get("kernel_hash"),
         "policy": environment.get("policy"),
         "versions": environment.get("versions"),

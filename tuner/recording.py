@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
-from mjolnir.kernel.knobs import FAULTS, KNOBS, Setting
+from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.variant import resolve
-from mjolnir.tuner.bench import Status
+from mjolnir.tuner.bench import CANARIES, Status
 from mjolnir.tuner.cells import LARGEST_FILE, RecordingError, check_shapes, read_cells, write_cells
 from mjolnir.tuner.workload import Workload
 
@@ -78,7 +78,7 @@ class Recording:
         self._check_settings()
         self._check_samples()
         for canary in self.canaries:
-            if canary.get("fault") not in FAULTS or canary.get("status") not in list(Status):
+            if canary.get("fault") not in CANARIES or canary.get("status") not in list(Status):
                 raise RecordingError(f"{self.name}: canary {canary!r:.80} names no known fault and status")
 
     @cached_property

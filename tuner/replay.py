@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
-from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.knobs import FAULTS, Setting
 from mjolnir.kernel.variant import resolve
-from mjolnir.tuner.bench import Instance, InstanceRequest, Outcome, Status, Timing
+from mjolnir.tuner.bench import CANARIES, RACED, Instance, InstanceRequest, Outcome, Race, Status, Timing
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.statistics import Weights
 from mjolnir.tuner.workload import Workload
@@ -110,6 +110,11 @@ class ReplayBench:
         measured = self.recording.arrays["setting_ms"][self.recording.arrays["cell"][0, :, 0] >= 0]
         return float(measured.sum(axis=1).mean()) / 1e3
 
+    @property
+    def canaries(self) -> Sequence[str]:
+        """See `Bench`; the kernel's faults, and of the others those whose outcome was recorded."""
+        return tuple(fault for fault in CANARIES if fault in FAULTS or fault in self._gate)
+
     def settings(self) -> Sequence[Setting]:
         """See `Bench`."""
         return self.recording.settings
@@ -136,8 +141,11 @@ class ReplayBench:
             self._ready[binary] = begin + 1000 * int(self.recording.arrays["binary_ms"][binary])
             heapq.heappush(self._free, self._ready[binary])
 
-    def measure(self, trial: int, setting: Setting, fault: str = "none") -> Outcome:
+    def begin(self, trial: int, setting: Setting) -> None:
         """See `Bench`."""
+
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
+        """See `Bench`; every point takes an equal share of the recorded measuring time."""
         place = self.recording.index.get(self._resolve(setting))
         if place is None:
             return Outcome(Status.INFEASIBLE, "the recording does not hold this setting")
@@ -145,17 +153,21 @@ class ReplayBench:
             return self._canary(fault, place)
         self.submit(setting)
         binary = int(self.recording.arrays["setting_binary"][place])
-        phases = self._spend(place, binary)
         key = self.recording.binaries[binary] if binary >= 0 else ""
         status = self.recording.status(place)
         if status is not Status.MEASURED:
+            phases = self._spend(place, binary)
             return Outcome(status, self.recording.reasons.get(place, ""), binary=key, phases=phases)
         rng = np.random.default_rng((self._seed, TRIAL, trial))
         copies = self.recording.arrays["cell"]
         cells = copies[int(rng.integers(len(copies))) if len(copies) > 1 else 0, place]
         plans = tuple(f"{plan:016x}" for plan in self.recording.arrays["cell_plan"][cells].tolist())
         facts = {"compile_seconds": int(self.recording.arrays["binary_ms"][binary]) / 1e3}
-        return Outcome(Status.MEASURED, "", self._timings(cells, rng), {}, key, plans, facts, phases)
+        timings = self._timings(cells, rng)
+        if race and race.points and not race(first := tuple(timings[point] for point in race.points)):
+            phases = self._spend(place, binary, len(first) / len(timings))
+            return Outcome(Status.RACED, RACED, first, {}, key, plans, facts, phases)
+        return Outcome(Status.MEASURED, "", timings, {}, key, plans, facts, self._spend(place, binary))
 
     def noise(self, number: int) -> tuple[Timing, ...]:
         """See `Bench`; a bootstrapped A/A comparison with the bias of one rebuild."""
@@ -197,10 +209,11 @@ class ReplayBench:
     def _resolve(self, setting: Setting) -> Setting:
         return setting if setting.kv_stages else resolve(setting, self.geometry, self.device)
 
-    def _spend(self, place: int, binary: int) -> dict[str, float]:
-        """Let the trial's time pass; the compile phase is what the device waited for it."""
+    def _spend(self, place: int, binary: int, share: float = 1.0) -> dict[str, float]:
+        """Let the time of a trial pass that is timed at this share of the points; compiling is what it waited for."""
         wait = max(0, self._ready.get(binary, 0) - self._clock)
         gate, measure = self.recording.arrays["setting_ms"][place].tolist()
+        measure = round(measure * share)
         self._clock += wait + 1000 * (gate + measure)
         return {"compile": wait / 1e6, "gate": gate / 1e3, "measure": measure / 1e3}
 

@@ -17,6 +17,9 @@ from mjolnir.tuner.tape import Tape
 MOST_FAILURES = 3
 """Infrastructure failures in a row that end a campaign."""
 
+MOST_DIRTY = 10
+"""Dirty windows in a row that end a campaign."""
+
 PROPOSE_SECONDS, RECORD_SECONDS = 0.012, 0.004
 """What proposing and recording take on a simulated clock: one TPE ask, one fsync."""
 
@@ -106,7 +109,7 @@ class Session:
         self.search_began: float | None = None
         self._observer = observer
         self._stop = stop
-        self._failures = 0
+        self._failures = self._dirty = 0
 
     def step(
         self, kind: str, key: tuple[Any, ...], take: Callable[[], dict[str, Any]], done: int = 0, total: int = 0
@@ -125,17 +128,20 @@ class Session:
         return record
 
     def check(self, kind: str, key: tuple[Any, ...], record: Record) -> None:
-        """Count infrastructure failures in a row; those from before an end record are forgiven.
+        """Count infrastructure failures and dirty windows in a row; those from before an end record are forgiven.
 
         Raises:
             Halt: there are too many.
         """
-        if self.tape.settled(kind, *key):
+        if self.tape.settled(kind, *key) or not self.tape.mine(record):
             return
-        failed = record["body"].get("status") == Status.INFRASTRUCTURE
-        self._failures = self._failures + 1 if failed else 0
+        status = record["body"].get("status")
+        self._failures = self._failures + 1 if status == Status.INFRASTRUCTURE else 0
+        self._dirty = self._dirty + 1 if status == Status.DIRTY else 0
         if self._failures >= MOST_FAILURES:
             raise Halt("infrastructure")
+        if self._dirty >= MOST_DIRTY:
+            raise Halt("no-clean-window")
 
     def report(self, phase: str, done: int, total: int, record: Record, replayed: bool = False) -> None:
         """Tell the observer."""

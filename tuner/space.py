@@ -211,8 +211,19 @@ class Space:
             for place in (coordinates[axis] - 1, coordinates[axis] + 1):
                 if 0 <= place < len(dimension.values):
                     near = (*coordinates[:axis], place, *coordinates[axis + 1 :])
-                    if self._members is None or self.setting(near) in (self._allowed or ()):
+                    if self.holds(near):
                         yield near
+
+    def holds(self, coordinates: Coordinates) -> bool:
+        """Whether coordinates inside the ranges are a setting of the space: a recording may lack some."""
+        return self._members is None or self.setting(coordinates) in (self._allowed or ())
+
+    def nearest(self, coordinates: Coordinates) -> Coordinates:
+        """These coordinates, or the setting of the space with the least sum of squared steps to them."""
+        if self._members is None or self.holds(coordinates):
+            return coordinates
+        steps = np.square(np.array(self._members) - np.array(coordinates)).sum(axis=1)
+        return self._members[int(steps.argmin())]
 
 
 def _words(pins: Mapping[str, int]) -> str:

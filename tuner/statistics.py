@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
 from mjolnir.tuner.bench import Timing
 from mjolnir.tuner.workload import Workload
@@ -74,6 +74,15 @@ class Weights:
         """Weighted geometric means of point ratios: by bucket, and over all points."""
         *buckets, overall = np.exp(self._matrix @ np.log(ratios)).tolist()
         return dict(zip(self._names, buckets, strict=True)), overall
+
+    def complete(self, ratios: Mapping[int, float]) -> dict[int, float]:
+        """Weighted geometric means of the buckets that have a ratio, by point, at all of their points."""
+        found = {}
+        for name, row in zip(self._names, self._matrix, strict=False):
+            points = np.flatnonzero(row).tolist()
+            if all(point in ratios for point in points):
+                found[name] = float(np.exp(sum(row[point] * np.log(ratios[point]) for point in points)))
+        return found
 
     def of_bucket(self, bucket: int, values: Array) -> float:
         """Weighted mean of per-point values (logarithms, floors) over a bucket's points; `values` has every point."""
@@ -142,23 +151,3 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     ordered = sorted(values)
     rank, coverage = _rank(len(ordered), confidence)
     return Interval(ordered[rank - 1], ordered[-rank], max(0.0, coverage))
-
-
-def all_in_favour(count: int) -> float:
-    """How likely `count` instances of `count` are in favour by luck when the median is not: the sign test's 2^-n."""
-    return float(0.5**count)
-
-
-def smallest_provable_gain(deviation: float, margin: float = 0.01, instances: int = 12, power: float = 0.8) -> float:
-    """The smallest true gain that is proven with the given power.
-
-    Every instance has to beat the margin; with normal instance values of standard deviation s around the gain g all n
-    of them do with probability Phi((g - margin) / s)^n. Solved for g.
-
-    Args:
-        deviation: standard deviation of A/A instance values, a fraction.
-        margin: the margin, a fraction.
-        instances: n.
-        power: the probability asked for.
-    """
-    return margin + deviation * float(norm.ppf(power ** (1 / instances)))

@@ -7,11 +7,13 @@ off walks through what is known and goes on from there; nothing else is needed t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from mjolnir.tuner.bench import Bench
 from mjolnir.tuner.journal import Journal, Record
+from mjolnir.tuner.space import Space
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "canary": ("fault", "number"),
@@ -23,7 +25,26 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds of steps, and what tells the steps of a kind apart; fields of the body."""
 
+MEASURED = ("canary", "noise", "trial", "shootout", "confirmation")
+"""The kinds that hold measurements, and with them the policy by which they were taken."""
+
 Body = Mapping[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A step that may be taken ahead of its turn.
+
+    Attributes:
+        key: as `KEYS` has it for its kind.
+        take: does the step and returns its body.
+        prepare: begins what takes its time, such as a compile, once it is certain that the step is taken here.
+    """
+
+    key: tuple[Any, ...]
+    take: Callable[[], dict[str, Any]]
+    prepare: Callable[[], None] = lambda: None
 
 
 class Tape:
@@ -33,7 +54,10 @@ class Tape:
         epoch: the epoch in force, as the last `epoch` record has it; "" without one.
         recorded: all records of the tag when the tape was opened.
         appended: number of records appended since.
+        shared: whether other processes take steps of the same campaign.
     """
+
+    shared = False
 
     def __init__(self, journal: Journal, bench: Bench) -> None:
         self.recorded: Sequence[Record] = tuple(journal.history())
@@ -67,6 +91,10 @@ class Tape:
         """Seconds on the bench's clock since the campaign began, time between two runs of it left out."""
         return round(self._bench.now() - self._origin, 6)
 
+    def elsewhere(self) -> Sequence[Record]:
+        """The promotion records of other tags (see `Journal`)."""
+        return self._journal.elsewhere()
+
     def has(self, kind: str, *key: Any) -> bool:
         """Whether a step is recorded."""
         return (kind, *key) in self._steps
@@ -75,6 +103,10 @@ class Tape:
         """The body of a recorded step, or None."""
         found = self._steps.get((kind, *key))
         return None if found is None else found[1]["body"]
+
+    def old(self, kind: str, *key: Any) -> bool:
+        """Whether a recorded step was recorded before this process came."""
+        return self._steps[kind, *key][0] < len(self.recorded)
 
     def settled(self, kind: str, *key: Any) -> bool:
         """Whether a step was recorded before a run of the campaign ended: its failures are of the past."""
@@ -104,13 +136,44 @@ class Tape:
         self._steps[kind, *key] = (len(self.recorded) + self.appended, record)
         return record, False
 
+    def share(self, kind: str, tasks: Sequence[Task]) -> None:
+        """See that the first of these steps is recorded, by whoever; alone there is nobody to share with."""
+
+    def alone(self, name: str, work: Callable[[], T]) -> T:
+        """Do what one process of a campaign has to do by itself."""
+        return work()
+
+    def agree(self, name: str, value: Any) -> Any:
+        """Settle a JSON value with the other processes: the first one given under a name stays, and is returned."""
+        return value
+
+    def agreed(self, name: str) -> Any:
+        """The value that another process has settled under this name, or None."""
+        return None
+
+    def mine(self, record: Record) -> bool:
+        """Whether a record is of this process; alone those of earlier runs count as such."""
+        return True
+
+    def keep_studies(self, space: Space) -> None:
+        """Keep the buckets' studies where others read them; alone the records are all there is."""
+
+    def close(self) -> None:
+        """Let go of what is held for the other processes."""
+
     def append(self, kind: str, body: dict[str, Any]) -> Record:
-        """Append a record; `epoch` and `clock` are added to its body."""
+        """Append a record; `epoch` and `clock`, and the policy of what was measured, are added to its body."""
+        whole = self._whole(kind, body)
         begin = perf_counter()
-        record = self._journal.append(kind, {**body, "epoch": self.epoch, "clock": self.clock()})
+        record = self._journal.append(kind, whole)
         self._append_seconds = perf_counter() - begin
         self.appended += 1
         return record
+
+    def _whole(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A body as it is recorded."""
+        policy = {"policy": self._bench.environment.get("policy")} if kind in MEASURED else {}
+        return {**body, **policy, "epoch": self.epoch, "clock": self.clock()}
 
     def _set_clock(self, seconds: float) -> None:
         """Make `clock` say what the record says: a simulated clock is moved, a real one counted from elsewhere."""

@@ -23,9 +23,11 @@ class Proposal:
         setting: as it was proposed.
         origin: "default", "incumbent", "enqueued" or "sampler".
         sampler: the proposer's name; "" for other origins.
-        replaced: how a duplicate was replaced, "neighbour" or "random"; "" when it was none.
+        replaced: how a duplicate was replaced, "neighbour" or "random"; "again" when it became a further instance of
+            its setting; "" when it was none.
         bucket: the bucket that asked, None when all did.
         seconds: what proposing took.
+        note: what was wrong with the proposer's answer, which another setting replaces.
     """
 
     number: int
@@ -35,10 +37,22 @@ class Proposal:
     replaced: str = ""
     bucket: int | None = None
     seconds: float = 0.0
+    note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The `proposal` of a trial's body."""
-        return {"origin": self.origin, "sampler": self.sampler, "replaced": self.replaced, "number": self.number}
+        said = {"origin": self.origin, "sampler": self.sampler, "replaced": self.replaced, "number": self.number}
+        return {**said, "note": self.note} if self.note else said
+
+    def as_body(self) -> dict[str, Any]:
+        """As much of a trial's body as `of_body` reads; JSON values."""
+        return {
+            "trial": self.number,
+            "setting": self.setting.as_dict(),
+            "bucket": self.bucket,
+            "phases": {"propose": self.seconds},
+            "proposal": self.as_dict(),
+        }
 
     @classmethod
     def of_body(cls, body: Mapping[str, Any]) -> Proposal:
@@ -46,7 +60,8 @@ class Proposal:
         said = body["proposal"]
         setting = Setting.from_dict(body["setting"])
         seconds = body["phases"]["propose"]
-        return cls(body["trial"], setting, said["origin"], said["sampler"], said["replaced"], body["bucket"], seconds)
+        known = said["origin"], said["sampler"], said["replaced"], body["bucket"], seconds, said.get("note", "")
+        return cls(body["trial"], setting, *known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,9 @@ class Score:
 
 
 def score(outcome: Outcome, weights: Weights) -> Score:
-    """Ratios of a measured outcome; the timings of any other are kept as they are."""
+    """Ratios of a measured outcome, and of the buckets that a raced one has all points of; other timings are kept."""
+    if outcome.status is Status.RACED:
+        return _raced(outcome, weights)
     if outcome.status is not Status.MEASURED:
         return Score(outcome.status, outcome.reason, [timing.as_dict() for timing in outcome.timings])
     try:
@@ -81,6 +98,17 @@ def score(outcome: Outcome, weights: Weights) -> Score:
     buckets, overall = weights.means(points)
     timings = [timing.as_dict() for timing in outcome.timings]
     return Score(outcome.status, outcome.reason, timings, overall, buckets, points.tolist())
+
+
+def _raced(outcome: Outcome, weights: Weights) -> Score:
+    """The score of a setting that was dropped: it has no ratio over all, and point ratios only where it has buckets."""
+    timings = [timing.as_dict() for timing in outcome.timings]
+    try:
+        points = point_ratios(outcome.timings)
+    except ValueError as error:
+        return Score(Status.NAN, str(error), [])
+    known = {timing.point: float(ratio) for timing, ratio in zip(outcome.timings, points, strict=True)}
+    return Score(outcome.status, outcome.reason, timings, None, weights.complete(known))
 
 
 def trial_body(

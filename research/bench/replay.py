@@ -33,7 +33,7 @@ from mjolnir.tuner.replay import ReplayBench
 
 if TYPE_CHECKING:
     from mjolnir.kernel.knobs import Setting
-    from mjolnir.tuner.bench import Outcome
+    from mjolnir.tuner.bench import Outcome, Race
     from mjolnir.tuner.coordinator import Progress
     from mjolnir.tuner.recording import Recording
 
@@ -152,10 +152,10 @@ class TimedBench(ReplayBench):
         super().submit(setting)
         self.inside += perf_counter() - begin
 
-    def measure(self, trial: int, setting: Setting, fault: str = "none") -> Outcome:
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         """See `Bench`."""
         before, begin = self.inside, perf_counter()
-        outcome = super().measure(trial, setting, fault)
+        outcome = super().measure(trial, setting, fault, race)
         self.inside = before + perf_counter() - begin  # `submit` is called in there and counted itself
         return outcome
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mjolnir.research.cli import autoresearch, bench, defaults, doctor, ledger
+from mjolnir.research.cli import autoresearch, bench, defaults, doctor, ledger, reading
 from mjolnir.research.cli.output import print_failure
 
 
@@ -41,6 +41,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+autoresearch.app.command()(reading.why)
+autoresearch.app.command()(reading.compare)
 app.add_typer(autoresearch.app, name="autoresearch")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(defaults.app, name="defaults")

@@ -17,6 +17,9 @@ app = typer.Typer(
 )
 
 Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:<number>, or replay (times from a recording).")]
+Devices = Annotated[
+    str, typer.Option("--device", help="auto, cuda:<number>, several (cuda:0,cuda:1), or replay (a recording's times).")
+]
 
 
 @app.command()
@@ -25,7 +28,8 @@ def run(
         str | None, typer.Option("--tag", help="Name of the campaign; a fresh one is made without it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a campaign that exists.")] = False,
-    device: Device = "auto",
+    device: Devices = "auto",
+    gate_url: options.GateUrl = None,
     recording: Annotated[
         str | None, typer.Option("--recording", help="With --device replay: a packaged recording's name, or a folder.")
     ] = None,
@@ -35,13 +39,46 @@ def run(
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Stop after this many trials.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after this much time, above 0.")] = None,
     geometry: options.Geometry = None,
+    model: options.Model = None,
+    tensor_parallel: options.TensorParallel = None,
+    page_size: options.PageSize = None,
     placement: options.Placement = None,
     workload: options.Workload = None,
     pin: Annotated[
         list[str] | None, typer.Option("--pin", help="Hold a knob, such as kv_stages=4; repeatable.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the search; default 0.")] = None,
-    proposer: Annotated[str | None, typer.Option("--proposer", help="tpe or random; default tpe.")] = None,
+    proposer: Annotated[
+        str | None,
+        typer.Option("--proposer", help="gp (default), tpe, cmaes, qmc, random, exhaustive or external."),
+    ] = None,
+    proposer_command: Annotated[
+        str | None,
+        typer.Option("--proposer-command", help="With --proposer external: JSON lines in, settings as JSON lines out."),
+    ] = None,
+    proposer_seconds: Annotated[
+        float | None, typer.Option("--proposer-seconds", min=0.1, help="Time limit of the command; default 60.")
+    ] = None,
+    until_flat: Annotated[
+        bool | None,
+        typer.Option("--until-flat/--no-until-flat", help="End the search when what is left to gain is noise."),
+    ] = None,
+    race: Annotated[
+        bool | None, typer.Option("--race/--no-race", help="Drop clearly slow settings after a few points.")
+    ] = None,
+    warm_start: Annotated[
+        bool | None,
+        typer.Option("--warm-start/--no-warm-start", help="Try first what was good nearby; on but for a replay."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print space, compiles, time and smallest gain; record nothing.")
+    ] = False,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", help="Chance of a false promotion in the campaign, at most (0.05).")
+    ] = None,
+    robust: Annotated[
+        bool, typer.Option("--robust", help="Choose by the worst context length of a bucket, not by the weighted mean.")
+    ] = False,
     promote: Annotated[bool, typer.Option("--promote", help="Write the rows that are proven faster.")] = False,
     defaults: Annotated[
         Path | None,
@@ -50,6 +87,14 @@ def run(
     export: Annotated[
         Path | None, typer.Option("--export", help="Export the campaign to this folder at its end.")
     ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", min=1, help="Trials asked ahead, and most devices at work at once (4).")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", help="Share the campaign with workers on other hosts through this database."),
+    ] = None,
+    lease_seconds: options.LeaseSeconds = 30.0,
     ledger: options.Ledger = None,
     as_json: Json = False,
 ) -> None:
@@ -60,9 +105,48 @@ def run(
         from mjolnir.research.request import Request
 
         request = Request(
-            tag=tag, resume=resume, device=device, recording=recording, effort=effort, trials=trials, minutes=minutes,
-            seed=seed, proposer=proposer, geometry=geometry, placement=placement, workload=workload,
+            tag=tag, resume=resume, device=device, gate_url=gate_url, recording=recording, effort=effort,
+            trials=trials, minutes=minutes, seed=seed, proposer=proposer, proposer_command=proposer_command,
+            proposer_seconds=proposer_seconds, until_flat=until_flat, race=race, warm_start=warm_start,
+            dry_run=dry_run, alpha=alpha, robust=robust, geometry=geometry, placement=placement,
+            workload=workload, model=model, tensor_parallel=tensor_parallel, page_size=page_size,
             pins=tuple(pin or ()), promote=promote, defaults=defaults, ledger=ledger, export=export,
+            depth=depth, storage=storage, lease_seconds=lease_seconds,
+            command=("mjolnir", *sys.argv[1:]),
+        )  # fmt: skip
+        return campaign.run(request, progress.screen(console(stderr=as_json)))
+
+    answer(work, as_json)
+
+
+@app.command()
+def worker(
+    storage: Annotated[
+        str,
+        typer.Option("--storage", help="Database that the hosts share: postgresql+psycopg://USER@HOST/DATABASE."),
+    ],
+    tag: Annotated[str, typer.Option("--tag", help="The campaign, which `run --storage` has opened.")],
+    device: Devices = "auto",
+    gate_url: options.GateUrl = None,
+    recording: Annotated[
+        str | None, typer.Option("--recording", help="A folder that holds the recording which the campaign replays.")
+    ] = None,
+    proposer_command: Annotated[
+        str | None, typer.Option("--proposer-command", help="Allow the campaign's external proposer to run here.")
+    ] = None,
+    lease_seconds: options.LeaseSeconds = 30.0,
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Join a campaign that another host has opened, and measure for it until it ends."""
+
+    def work() -> Answer:
+        from mjolnir.research import campaign, progress
+        from mjolnir.research.request import Request
+
+        request = Request(
+            tag=tag, resume=True, device=device, gate_url=gate_url, recording=recording, ledger=ledger,
+            proposer_command=proposer_command, storage=storage, worker=True, lease_seconds=lease_seconds,
             command=("mjolnir", *sys.argv[1:]),
         )  # fmt: skip
         return campaign.run(request, progress.screen(console(stderr=as_json)))

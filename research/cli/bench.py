@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mjolnir.research.answer import Answer
+from mjolnir.research.bench.tuner import Part
 from mjolnir.research.cli.output import Json, answer
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure the framework and the kernel.")
@@ -53,5 +54,21 @@ def kernel(
         from mjolnir.research.request import DEFAULT_GEOMETRY
 
         return twin.kernel(geometry or [DEFAULT_GEOMETRY], out)
+
+    answer(work, as_json)
+
+
+@app.command()
+def tuner(
+    out: Annotated[Path, typer.Option("--out", help="The folder for the figures.")] = Path("research/bench/results"),
+    part: Annotated[Part, typer.Option("--part", help="What to measure.")] = Part.ALL,
+    as_json: Json = False,
+) -> None:
+    """False promotions and the power to prove gains; how fast the search finds the best."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import tuner as twin
+
+        return twin.tuner(out, part)
 
     answer(work, as_json)

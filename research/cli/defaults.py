@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,9 @@ def explain(
         str, typer.Option("--device", help="auto, cuda:<number>, a known device's name, or ARCH/SMS/NAME.")
     ] = "auto",
     geometry: options.Geometry = None,
+    model: options.Model = None,
+    tensor_parallel: options.TensorParallel = None,
+    page_size: options.PageSize = None,
     placement: options.Placement = None,
     table: options.Table = None,
     as_json: Json = False,
@@ -45,7 +49,14 @@ def explain(
         from mjolnir.research import explain as twin
         from mjolnir.research.request import Request
 
-        problem = Request(device=device, geometry=geometry, placement=placement).problem()
+        problem = Request(
+            device=device,
+            geometry=geometry,
+            model=model,
+            tensor_parallel=tensor_parallel,
+            page_size=page_size,
+            placement=placement,
+        ).problem()
         question = twin.Question(problem[0], problem[1], device, batch, context)
         return twin.explain(question, twin.load(table))
 
@@ -70,5 +81,88 @@ def promote(
         with ledgers.open(ledger) as opened:
             records = [as_mapping(record) for record in opened.records(find(opened, tag).tag)]
         return twin.promote(tag, records, table)
+
+    answer(work, as_json)
+
+
+@app.command()
+def demote(
+    row: Annotated[str, typer.Argument(help="The row: its batch, FIELD=VALUE,... of its key, or the key as JSON.")],
+    reason: Annotated[str, typer.Option("--reason", "-m", help="Why, in a sentence.")] = "",
+    device: Annotated[str | None, typer.Option("--device", help="Name of the row's device, or a part of it.")] = None,
+    table: options.Table = None,
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Take a row out, with a record of why: one commit in a checkout, else from the user's table."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.research import demote as twin
+
+        with ledgers.open(ledger) as opened:
+            return twin.demote(row, opened, device=device, reason=reason, table=table)
+
+    answer(work, as_json)
+
+
+@app.command()
+def diff(
+    first: Annotated[
+        str | None, typer.Argument(metavar="A", help="A table file or a git revision; default HEAD's table.")
+    ] = None,
+    second: Annotated[
+        str | None, typer.Argument(metavar="B", help="The same; default the work tree's table, else the user's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Rows added, removed and changed between two tables, with their ratios."""
+
+    def work() -> Answer:
+        from mjolnir.research import diff as twin
+
+        return twin.diff(first, second)
+
+    answer(work, as_json)
+
+
+@app.command()
+def check(
+    table: options.Table = None,
+    records: options.Records = None,
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Rows that are stale, cannot run or lack evidence, and the error budget that the table spent."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.kernel.sources import kernel_hash
+        from mjolnir.research import check as twin
+        from mjolnir.research.evidence import Evidence
+        from mjolnir.research.verify_rows import tables_in
+
+        with ledgers.open(ledger) as opened:
+            return twin.check(tables_in(table), kernel_hash(), Evidence.of(opened, records or ()))
+
+    answer(work, as_json)
+
+
+@app.command()
+def verify(
+    table: Annotated[Path | None, typer.Option("--table", help="The table; else those in force.")] = None,
+    records: options.Records = None,
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Derive each row's certificate again from records alone; exit code 1 when one does not follow."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.research import verify_rows as twin
+        from mjolnir.research.evidence import Evidence
+
+        with ledgers.open(ledger) as opened:
+            return twin.verify(twin.tables_in(table), Evidence.of(opened, records or ()))
 
     answer(work, as_json)

@@ -25,4 +25,30 @@ Placement = Annotated[
 Workload = Annotated[
     str | None, typer.Option("--workload", help="A preset, or a JSON file (mjolnir.workload/1); default decode8.")
 ]
+Records = Annotated[
+    list[Path] | None,
+    typer.Option("--records", help="Where else records lie: a ledger.jsonl, or a folder of exported runs; repeatable."),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", help="A local Hugging Face config.json that gives the geometry, in --geometry's place."),
+]
+TensorParallel = Annotated[
+    int | None, typer.Option("--tensor-parallel", min=1, help="With --model: GPUs that share its heads; default 1.")
+]
+PageSize = Annotated[
+    int | None, typer.Option("--page-size", min=1, help="With --model: tokens of one KV page; default 64.")
+]
+GateUrl = Annotated[
+    str | None,
+    typer.Option("--gate-url", help="Measure only while the vLLM server with this /metrics page has no requests."),
+]
+LeaseSeconds = Annotated[
+    float,
+    typer.Option(
+        "--lease-seconds",
+        min=1.0,
+        help="With --storage: what a silent process had in hand is taken over after this time.",
+    ),
+]
 Table = Annotated[Path | None, typer.Option("--table", help="A scratch table in the place of the user's.")]

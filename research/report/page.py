@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mjolnir.research import effects
 from mjolnir.research.findings import LEGEND, asked, bucket_cells, tried
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import interval
@@ -43,6 +44,8 @@ def render(
         by_trial=_lines(trials, buckets, "trial", "trial"),
         by_minute=_lines(trials, buckets, "clock", "minute"),
         knobs={knob: charts.dots(knob, groups) for knob, groups in series.knob_groups(trials).items()},
+        effects=effects.page_rows(summary),
+        effects_legend=effects.LEGEND,
         failures=_failures(trials, summary),
         noise=_noise(summary),
         rows=[

@@ -9,7 +9,7 @@ from typing import Any
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import Instance, InstanceRequest, Outcome, Status, Timing
+from mjolnir.tuner.bench import Instance, InstanceRequest, Outcome, Race, Status, Timing
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.workload import Workload
@@ -78,6 +78,10 @@ class ScriptedBench:
     def environment(self) -> Mapping[str, Any]:
         return self._inner.environment
 
+    @property
+    def canaries(self) -> Sequence[str]:
+        return self._inner.canaries
+
     def settings(self) -> Sequence[Setting] | None:
         return self._inner.settings()
 
@@ -92,12 +96,15 @@ class ScriptedBench:
         self.submitted.append(setting)
         self._inner.submit(setting)
 
-    def measure(self, trial: int, setting: Setting, fault: str = "none") -> Outcome:
+    def begin(self, trial: int, setting: Setting) -> None:
+        pass
+
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         if fault != "none":
             waiting = self._script.canaries.get(fault)
             return waiting.pop(0) if waiting else self._inner.measure(trial, setting, fault)
         self.measured.append((trial, setting))
-        outcome = self._inner.measure(trial, setting)
+        outcome = self._inner.measure(trial, setting, race=race)
         scripted = self._script.trials.get(trial) or self._script.settings.get(setting)
         return scripted or outcome
 

@@ -33,14 +33,24 @@ def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGSEGV)
     if variant.l2_prefetch == FAILS:
         return {"failed": "compiling for sm_90a failed: DSLRuntimeError", "log": "line 1\nline 2"}
-    key = hashlib.sha256(json.dumps(request["variant"], sort_keys=True).encode()).hexdigest()[:32]
+    key = key_of(request["variant"])
     spilled = 16 if variant.l2_prefetch == SPILLS else 0
     facts = {
         "key": key,
-        "binary": key * 2,
+        "binary": code_of(key),
         "registers": 100,
         "spill_bytes": spilled,
         "smem_bytes": 1000,
         "seconds": 0.3,
     }
     return {"built": facts, "seconds": 0.3}
+
+
+def key_of(variant: dict[str, Any]) -> str:
+    """The name of a binary."""
+    return hashlib.sha256(json.dumps(variant, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def code_of(key: str) -> str:
+    """The digest of a binary's code."""
+    return key * 2

@@ -1,16 +1,19 @@
 """A card without a GPU: decoders are plain attention on the CPU, graphs call what they captured, the clock is made up.
 
 What goes wrong is asked for by a knob's value: the card's option "trouble" maps `l2_prefetch`, or "stages N", to a
-kind of trouble. Every replay that is timed leaves a line in the file that the option "journal" names.
+kind of trouble. Every replay that is timed leaves a line in the file that the option "journal" names. "lost" names a
+file: while it is there, the device is not. "looks" are what the first looks see, one by one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,14 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.reference import attention_f32
+from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.gpu.card import Graph
+from tests.fakes.compiler import code_of, key_of
 
 DEVICE = Device("sm_90a", "Fake", 4)
 EMPTY_NS, CHAIN_NS = 5_000, 20_000
 STICKY = "CUDA error: an illegal memory access was encountered"
+LOST = "CUDA error: no CUDA-capable device is detected"
 
 
 class FakeGraph:
@@ -37,11 +43,24 @@ class FakeGraph:
         self.decoders = self._card.traced(self._body)
 
 
+@dataclass(frozen=True)
+class FakeBinary:
+    key: str
+    binary: str
+
+    @classmethod
+    def of(cls, setting: Setting, geometry: Geometry, fault: str = "none") -> FakeBinary:
+        """As `tests.fakes.compiler` builds it."""
+        key = key_of(Variant.of(setting, geometry, DEVICE, fault=fault).as_dict())
+        return cls(key, code_of(key))
+
+
 class FakeDecoder:
     """Right, unless its setting or its fault says otherwise."""
 
     def __init__(self, card: FakeCard, setting: Setting, geometry: Geometry, capacity: int, fault: str) -> None:
         self.setting, self.fault = setting, fault
+        self.built = FakeBinary.of(setting, geometry, fault)
         self._card, self._geometry, self._capacity = card, geometry, capacity
         self._planned: tuple[int, ...] = ()
 
@@ -90,6 +109,9 @@ class FakeDecoder:
             right[-1, -1, -1] += 0.5
         if self.trouble == "wrong when timed" and self._card.capturing:
             right *= 1.05
+        if self.trouble == "wavers" and self._card.capturing:  # within the bound, and never twice the same
+            right *= 1 + 1e-3 * (self._card.launches % 3)
+        self._card.launches += self._card.capturing
         out.copy_(right)
         if self.trouble == "nan":
             out[0, 0, 0] = torch.nan
@@ -118,8 +140,9 @@ class FakeCard:
         self.trace: list[FakeDecoder] = []
         self.capturing = False
         self.broken = False
-        self.looks = 0
+        self.looks = self.launches = 0
         self._ticks = 0
+        self._be_there()
 
     def environment(self) -> dict[str, Any]:
         return {"driver": "580.1", "torch": torch.__version__, "dsl": "none", "kernel_hash": "0" * 64, "nvml": "no"}
@@ -144,8 +167,9 @@ class FakeCard:
     def capture(self, body: Callable[[], None]) -> FakeGraph:
         return FakeGraph(self, body)
 
-    def time(self, graphs: Sequence[Graph]) -> list[int]:
-        times, lines = [], []
+    def time(self, graphs: Sequence[Graph]) -> list[float]:
+        times: list[float] = []
+        lines = []
         for graph in graphs:
             assert isinstance(graph, FakeGraph)
             if not graph.decoders:  # what it leaves behind is of no interest here, so one replay will do
@@ -154,6 +178,9 @@ class FakeCard:
             chains = len(graph.decoders)
             setting = graph.decoders[0].setting if chains else None
             lines.append(json.dumps(setting.as_dict() if setting else None) + "\n")
+            if chains and graph.decoders[0].trouble == "no clock":
+                times.append(math.nan)
+                continue
             each = EMPTY_NS + (CHAIN_NS + 100 * setting.kv_stages + self._ticks % 7 if setting else 0)
             times.append(each * (chains or int(self._options.get("empty_chains", 2))))
         if self._options.get("journal"):
@@ -163,13 +190,20 @@ class FakeCard:
         return times
 
     def synchronize(self) -> None:
+        self._be_there()
         if self.broken:
             raise RuntimeError(STICKY)
+
+    def _be_there(self) -> None:
+        if self._options.get("lost") and Path(self._options["lost"]).exists():
+            raise RuntimeError(LOST)
 
     def look(self) -> dict[str, Any]:
         self.looks += 1
         dirty = self.looks <= int(self._options.get("dirty_looks", 0))
-        return {"sm_mhz": 1980, "throttle": ["hw_thermal"] if dirty else []}
+        looks = self._options.get("looks", [])
+        seen = looks[self.looks - 1] if self.looks <= len(looks) else {}
+        return {"sm_mhz": 1980, "recent_mhz": 1980, "throttle": ["hw_thermal"] if dirty else [], **seen}
 
 
 def create(options: Mapping[str, Any], geometry: Geometry, folder: Path) -> FakeCard:

@@ -18,9 +18,9 @@ from tests.research.conftest import git
 
 MJOLNIR = Path(sys.executable).with_name("mjolnir")
 GROUPS = {
-    "autoresearch": ("run", "status", "show", "list", "stop", "export", "record"),
+    "autoresearch": ("run", "status", "show", "list", "why", "compare", "stop", "export", "record", "worker"),
     "ledger": ("reindex", "import", "verify"),
-    "defaults": ("show", "explain", "promote"),
+    "defaults": ("show", "explain", "check", "verify", "promote", "demote", "diff"),
     "bench": ("kernel", "replay"),
 }
 
@@ -36,7 +36,7 @@ def call(*arguments: object) -> tuple[int, str, str]:
 def replay(recording: Path, folder: Path, *more: object, tag: str = "a", trials: int = 12) -> tuple[int, str, str]:
     """Run a short replay."""
     common = ("--device", "replay", "--recording", recording, "--ledger", folder, "--tag", tag, "--trials", trials)
-    return call("autoresearch", "run", *common, *more)
+    return call("autoresearch", "run", *common, "--no-until-flat", *more)
 
 
 def test_help_is_there_for_all_and_loads_nothing_heavy():
@@ -73,7 +73,7 @@ def test_a_replay_is_found_recorded_and_told(recording, tmp_path):
     first = out.splitlines()[0]
     assert str(tmp_path / "ledger") in first
     assert "at most 12 trials or 10 min" in first
-    assert "at most 72 instances to prove gains" in first
+    assert "at most 720 instances to prove gains" in first
     assert "smallest gain that can be proven" in first
     assert "Tried: 12 trials" in out
     assert "3 of 3 deliberately wrong kernels were rejected" in out

@@ -133,7 +133,7 @@ def test_twenty_kills_change_nothing(wide, processes, tmp_path):
 
 def begin(recording: Path, folder: Path) -> subprocess.Popen[str]:
     """Start a long replay, and wait until it has recorded something."""
-    command = [str(MJOLNIR), "autoresearch", "run", "--device", "replay"]
+    command = [str(MJOLNIR), "autoresearch", "run", "--device", "replay", "--no-until-flat"]
     command += ["--recording", str(recording), "--ledger", str(folder)]
     limits = ["--tag", "a", "--trials", "5000", "--minutes", "100000"]
     process = subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

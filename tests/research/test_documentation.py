@@ -68,7 +68,7 @@ def test_command_in_the_readme_exists_with_its_options(line: str) -> None:
     while words and hasattr(command, "commands"):
         assert words[0] in command.commands, f"{line}: no command {words[0]}"
         command = command.commands[words.pop(0)]
-    options = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= options, line
 
 

@@ -146,9 +146,11 @@ def test_the_summary_counts_what_the_ledger_holds(campaign, tmp_path):
     summary = json.loads(files["summary.json"])
     records = [json.loads(line) for line in files["ledger.jsonl"].splitlines()]
     trials = [record["body"] for record in records if record["kind"] == "trial"]
-    assert summary["trials"]["total"] == len(trials) == 30
+    assert 10 < len(trials) <= 30
+    assert summary["trials"]["total"] == len(trials)
     for bucket in summary["buckets"]:
-        ratios = [trial["ratios"][str(bucket["bucket"])] for trial in trials if trial["ratios"]]
+        name = str(bucket["bucket"])
+        ratios = [trial["ratios"][name] for trial in trials if name in trial["ratios"]]
         assert bucket["best"]["ratio"] == min(ratios)
     promoted = [
         record["body"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import InstanceRequest, Status
+from mjolnir.tuner.bench import CANARIES, InstanceRequest, Status
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.statistics import Weights, instance_values, point_ratios
@@ -117,6 +119,14 @@ def test_instances_compare_any_arms_on_a_common_level(modelled: Recording) -> No
     for column, arm in enumerate(arms[:2]):
         ratios = point_ratios(ReplayBench(modelled).measure(1, arm).timings)
         assert np.exp(totals[:, column]) == pytest.approx(ratios, abs=0.01)
+
+
+def test_canaries_are_those_of_the_kernel_and_what_else_was_recorded(modelled: Recording) -> None:
+    assert ReplayBench(modelled).canaries == ("mask", "skip", "silent")
+    more = ({"fault": fault, "status": "incorrect", "reason": "seen"} for fault in ("replayed", "stale"))
+    bench = ReplayBench(replace(modelled, canaries=(*modelled.canaries, *more)))
+    assert bench.canaries == CANARIES
+    assert bench.measure(0, Setting(), "stale").reason == "seen"
 
 
 def test_canaries_say_what_the_recorded_gate_said(modelled: Recording) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,19 @@ def test_killed_after_every_so_many_records(modelled: Recording, lives: int, ack
     assert essence(journal.records) == undisturbed(modelled, OPTIONS)
 
 
+def test_killed_with_the_gaussian_process_racing_and_an_early_end(modelled: Recording) -> None:
+    options = replace(OPTIONS, proposer="gp", trials=60, race=True, until_flat=True)
+    expected = undisturbed(modelled, options)
+    assert [body["reason"] for kind, body in expected if kind == "end"] == ["flat"]
+    for lives in (9, 17, 30):
+        journal = MortalJournal(lives, acknowledge=True)
+        with pytest.raises(Killed):
+            run(ReplayBench(modelled, options.seed), journal, options)
+        again = MemoryJournal(records=journal.records)
+        run(ReplayBench(modelled, options.seed), again, options)
+        assert essence(again.records) == expected
+
+
 @pytest.mark.parametrize("depth", [0, 1, 6])
 def test_killed_at_random_moments(gain: Recording, depth: int) -> None:
     options = Options(trials=34, minutes=0.7, proposer="tpe", noise=3, depth=depth, seed=2)
@@ -105,12 +119,14 @@ def test_a_real_bench_is_not_asked_again_and_its_clock_goes_on(modelled: Recordi
         run(ScriptedBench(modelled, simulated=False), journal, OPTIONS)
     known = [record["body"] for record in journal.records if record["kind"] == "trial"]
     last = journal.records[-1]["body"]["clock"]
-    bench, again = ScriptedBench(modelled, simulated=False), MemoryJournal(records=journal.records)
-    run(bench, again, OPTIONS)
-    trials = [record["body"] for record in again.records if record["kind"] == "trial"]
+    bench, resumed = ScriptedBench(modelled, simulated=False), MemoryJournal(records=journal.records)
+    run(bench, resumed, OPTIONS)
+    trials = [record["body"] for record in resumed.records if record["kind"] == "trial"]
     assert [number for number, _ in bench.measured] == list(range(len(known) + 1, OPTIONS.trials + 1))
     asked = {tuple(setting.as_dict().values()) for setting in bench.submitted}
-    assert not asked & {tuple(body["resolved"].values()) for body in known}
+    again = [body for body in trials[len(known) :] if body["proposal"]["replaced"] == "again"]
+    repeated = {tuple(body["resolved"].values()) for body in again}
+    assert not (asked - repeated) & {tuple(body["resolved"].values()) for body in known}
     assert 0 < trials[len(known)]["clock"] - last < 3
     assert [body["proposal"]["number"] for body in trials] == list(range(1, OPTIONS.trials + 1))
 

@@ -18,7 +18,6 @@ from mjolnir.tuner.statistics import (
     median_interval,
     noise_floor,
     point_ratios,
-    smallest_provable_gain,
 )
 from mjolnir.tuner.workload import Workload, uniform
 
@@ -90,11 +89,3 @@ def test_the_interval_of_twelve_is_the_third_from_each_end() -> None:
     interval = median_interval(list(range(12)))
     assert (interval.low, interval.high) == (2, 9)
     assert interval.coverage == pytest.approx(1 - 2 * 79 / 4096)
-
-
-def test_the_smallest_provable_gain_has_the_power_it_claims() -> None:
-    deviation, margin, instances = 0.006, 0.01, 12
-    gain = smallest_provable_gain(deviation, margin, instances, power=0.8)
-    draws = np.random.default_rng(0).normal(gain, deviation, (40_000, instances))
-    assert np.mean((draws > margin).all(axis=1)) == pytest.approx(0.8, abs=0.01)
-    assert smallest_provable_gain(0.0) == pytest.approx(0.01)

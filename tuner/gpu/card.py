@@ -27,8 +27,21 @@ class Graph(Protocol):
         """Enqueue it once."""
 
 
+class Binary(Protocol):
+    """The part of `mjolnir.kernel.cache.Built` that says which binary runs: its name, and the sha256 of its code."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def binary(self) -> str: ...
+
+
 class Decoder(Protocol):
     """The part of `mjolnir.kernel.runner.Runner` that is used here; its docstrings hold."""
+
+    @property
+    def built(self) -> Binary: ...
 
     def plan(self, seq_lens: Tensor, margin: int = 0) -> None: ...
 
@@ -70,7 +83,7 @@ class Card(Protocol):
     def capture(self, body: Callable[[], None]) -> Graph:
         """Capture what `body` enqueues; it must have run once before."""
 
-    def time(self, graphs: Sequence[Graph]) -> list[int]:
+    def time(self, graphs: Sequence[Graph]) -> list[float]:
         """Replay `graphs` one after another, all enqueued before the first ends; ns of each."""
 
     def synchronize(self) -> None:
@@ -152,7 +165,7 @@ class CudaCard:
         graph.capture_end()
         return graph
 
-    def time(self, graphs: Sequence[Graph]) -> list[int]:
+    def time(self, graphs: Sequence[Graph]) -> list[float]:
         """CUDA events around each replay, read after the last."""
         while len(self._events) < len(graphs):
             pair = (_timing_event(), _timing_event())
@@ -163,7 +176,7 @@ class CudaCard:
             graph.replay()
             end.record(self._stream)
         self._stream.synchronize()
-        return [round(begin.elapsed_time(end) * 1e6) for begin, end in pairs]
+        return [begin.elapsed_time(end) * 1e6 for begin, end in pairs]
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -90,16 +90,14 @@ class Arm:
     Args:
         chains: the points.
         setting: any setting of the binary.
-        max_batch, capacity: of the whole workload.
-        fault: a canary's fault.
+        decoder: the binary with its buffers.
     """
 
-    def __init__(self, chains: Chains, setting: Setting, *, max_batch: int, capacity: int, fault: str = "none") -> None:
+    def __init__(self, chains: Chains, setting: Setting, decoder: Decoder) -> None:
         self._chains = chains
         self._graphs: dict[int, tuple[int, Graph]] = {}
         self.setting = setting
-        with blaming_kernel():
-            self._decoder: Decoder = chains.card.decoder(setting, max_batch=max_batch, capacity=capacity, fault=fault)
+        self._decoder = decoder
 
     def use(self, setting: Setting) -> None:
         """Take another setting of the same binary."""
@@ -118,6 +116,15 @@ class Arm:
                     self._chains.capture(point, lambda item: self._launch(inputs, item)),
                 )
             return self._graphs[point][1]
+
+    def rehearse(self, point: int) -> None:
+        """Launch on every set of a point, outside of any graph."""
+        inputs = self._chains.points[point]
+        with blaming_kernel():
+            self._decoder.plan(inputs.seq_lens)
+            for item in inputs.sets:
+                self._launch(inputs, item)
+            self._chains.card.synchronize()
 
     def plan_graph(self, point: int) -> Graph:
         """`PLANS` plans of a point in a row."""

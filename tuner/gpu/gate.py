@@ -166,6 +166,37 @@ def check_point(card: Card, name: str, inputs: PointInputs, graph: Graph) -> Che
     return check
 
 
+def check_fresh(card: Card, name: str, inputs: PointInputs, graph: Graph) -> Check:
+    """Replay the graph on other queries than it has seen so far: an output kept from an earlier launch is now wrong.
+
+    Raises:
+        LaunchError: the device failed.
+    """
+    seed = inputs.seed + 1
+    inputs.out.fill_(torch.nan)
+    with inputs.other_queries(seed) as (reference, allowed):
+        with blaming_kernel():
+            graph.replay()
+            card.synchronize()
+        return judge(f"other queries at {name}", inputs.out[-1], reference, allowed, seed)
+
+
+def repeats(card: Card, inputs: PointInputs, graph: Graph) -> bool:
+    """Whether two launches on equal inputs leave the same bits.
+
+    Raises:
+        LaunchError: the device failed.
+    """
+    left = []
+    for _ in range(2):
+        inputs.out.fill_(torch.nan)
+        with blaming_kernel():
+            graph.replay()
+            card.synchronize()
+        left.append(inputs.out.view(torch.int16).clone())
+    return torch.equal(*left)
+
+
 def summary(checks: Mapping[str, Sequence[Check]]) -> dict[str, Any]:
     """The `correctness` of an outcome: by kind of check how many there were, the worst, and the one that failed."""
     result: dict[str, Any] = {}

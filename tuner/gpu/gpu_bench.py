@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant, infeasible
-from mjolnir.tuner.bench import Instance, InstanceRequest, Outcome, Status, Timing
+from mjolnir.tuner.bench import CANARIES, RACED, Instance, InstanceRequest, Outcome, Race, Status, Timing, dirt
+from mjolnir.tuner.clean_window import CleanWindow
+from mjolnir.tuner.gpu import answers
+from mjolnir.tuner.gpu.canaries import baked, stand_in
 from mjolnir.tuner.gpu.measure import Policy
 from mjolnir.tuner.gpu.plans import cases_name, plan_digests
 from mjolnir.tuner.gpu.pool import COMPILE_SECONDS, Build, CompilePool
@@ -33,6 +36,8 @@ class GpuBench:
         processes: compile processes, None = one a CPU, at most 16.
         compile_seconds: limit of one compile job.
         limits: other limits than `LIMITS`.
+        pool: compiles; stays open. None = one of its own.
+        gate: measuring waits for its clean windows.
         backend: for tests.
 
     Raises:
@@ -40,6 +45,7 @@ class GpuBench:
     """
 
     simulated = False
+    canaries = CANARIES
 
     def __init__(
         self,
@@ -53,6 +59,8 @@ class GpuBench:
         processes: int | None = None,
         compile_seconds: float = COMPILE_SECONDS,
         limits: Mapping[str, float] | None = None,
+        pool: CompilePool | None = None,
+        gate: CleanWindow | None = None,
         backend: Backend | None = None,
     ) -> None:
         self.geometry, self.placement, self.workload = geometry, placement, workload
@@ -70,7 +78,11 @@ class GpuBench:
             "folder": str(self._folder),
         }
         self._worker = Supervisor(backend, request, {**LIMITS, **(limits or {})})
-        self._pool = CompilePool(self._folder, processes=processes, seconds=compile_seconds, target=backend.compiler)
+        self._gate = gate
+        self._own_pool = pool is None
+        self._pool = pool or CompilePool(
+            self._folder, processes=processes, seconds=compile_seconds, target=backend.compiler
+        )
         try:
             facts = self._worker.open()
         except BaseException as error:
@@ -119,9 +131,20 @@ class GpuBench:
             self._pool.variant(self._variant(setting))
             self._expect(setting)
 
-    def measure(self, trial: int, setting: Setting, fault: str = "none") -> Outcome:
-        """Build, check and time `setting`; see `Bench.measure`."""
-        return self.measure_at(trial, setting, fault=fault)
+    def begin(self, trial: int, setting: Setting) -> None:
+        """Does nothing: this is one device, and it is busy with the trial before."""
+
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
+        """Build, check and time `setting`; see `Bench.measure`. A race is a request of its own."""
+        if race is None or not race.points:
+            return self.measure_at(trial, setting, fault=fault)
+        first = self.measure_at(trial, setting, fault=fault, points=race.points)
+        if first.status is not Status.MEASURED or fault != "none":
+            return first
+        if not race(first.timings):
+            return replace(first, status=Status.RACED, reason=RACED)
+        others = [point for point in range(len(self.workload.points)) if point not in race.points]
+        return answers.joined(first, self.measure_at(trial, setting, points=others))
 
     def measure_at(
         self,
@@ -135,41 +158,29 @@ class GpuBench:
         """As `measure`, at some points (None = all), for other rounds; without a trial no inputs are renewed."""
         begin = time.perf_counter()
         build, refusal = self._build(setting, fault)
-        waited = {"compile": time.perf_counter() - begin}
+        serve = None
+        if fault == "stale" and refusal is None:
+            serve, refusal = self._stand_in(setting)
+        waited = time.perf_counter() - begin
         if refusal is not None:
-            status, reason = refusal
-            binary, log = (str(build.facts.get("key", "")), build.log) if build else ("", "")
-            return Outcome(status, reason, binary=binary, facts=_facts(build), phases=waited, log=log)
+            return answers.refused(build, refusal, waited)
         assert build is not None
-        binary, facts = str(build.facts["key"]), _facts(build)
         request = {
             "op": "measure",
             "trial": trial,
             "setting": setting.as_dict(),
             "fault": fault,
+            "serve": serve.as_dict() if serve else None,
             "points": list(range(len(self.workload.points)) if points is None else points),
             "rounds": rounds,
         }
+        plans = tuple(self.plans(setting))
         begin = time.perf_counter()
         try:
-            answer = self._ask(request, [setting])
+            answer = self._ask(request, [setting], fault=fault)
         except ChildError as error:
-            plans = tuple(self.plans(setting))
-            phases = {**waited, _OUTER.get(error.phase, error.phase): time.perf_counter() - begin}
-            return Outcome(*blame(error), binary=binary, plans=plans, facts=facts, phases=phases, log=error.log)
-        facts.update(answer.get("facts", {}))
-        if "window" in answer:
-            facts["window"] = answer["window"]
-        return Outcome(
-            Status(answer["status"]),
-            answer["reason"],
-            timings=tuple(Timing.from_dict(values) for values in answer.get("timings", ())),
-            correctness=answer["correctness"],
-            binary=binary,
-            plans=tuple(answer["plans"]),
-            facts=facts,
-            phases={**waited, **_folded(answer["phases"])},
-        )
+            return answers.failed(error, build, plans, waited, time.perf_counter() - begin)
+        return answers.answered(answer, build, plans, waited)
 
     def noise(self, number: int) -> tuple[Timing, ...]:
         """The default against itself on a fresh instance; see `Bench.noise`.
@@ -177,25 +188,34 @@ class GpuBench:
         Raises:
             DeviceUnavailable: it could not be measured.
         """
-        return self.compare_default(number)
+        return self._compare(number, None)
 
     def compare_default(self, number: int | None, rounds: int | None = None) -> tuple[Timing, ...]:
         """As `noise`; with no number on the inputs as they are.
 
         Raises:
-            DeviceUnavailable: it could not be measured.
+            DeviceUnavailable: it could not be measured, or not in a clean window.
         """
+        timings = self._compare(number, rounds)
+        if dirty := dirt(timings):
+            raise DeviceUnavailable(f"the built-in default: {dirty}", status=Status.DIRTY)
+        return timings
+
+    def _compare(self, number: int | None, rounds: int | None) -> tuple[Timing, ...]:
         _, refusal = self._build(Setting(), "none")
         if refusal is not None:
             raise DeviceUnavailable(f"the built-in default cannot be built: {refusal[1]}")
         points = list(range(len(self.workload.points)))
         try:
-            answer = self._ask({"op": "noise", "number": number, "points": points, "rounds": rounds}, [Setting()])
+            answer = self._ask({"op": "noise", "number": number, "points": points, "rounds": rounds}, [])
         except ChildError as error:
             raise DeviceUnavailable(f"the built-in default: {blame(error)[1]}", error.log) from error
-        if answer["status"] != Status.MEASURED:
-            raise DeviceUnavailable(f"the built-in default: {answer['status']}: {answer['reason']}")
-        return tuple(Timing.from_dict(values) for values in answer["timings"])
+        dirty = answer["status"] == Status.DIRTY
+        if answer["status"] != Status.MEASURED and not (dirty and "timings" in answer):
+            status = Status.DIRTY if dirty else Status.INFRASTRUCTURE
+            reason = f"the built-in default: {answer['status']}: {answer['reason']}"
+            raise DeviceUnavailable(reason, status=status)
+        return answers.timings(answer)
 
     def instance(self, request: InstanceRequest) -> Instance:
         """Take one instance in the process that the request names; see `Bench.instance`."""
@@ -215,12 +235,9 @@ class GpuBench:
             "rounds": request.rounds,
         }
         try:
-            answer = self._ask(values, request.arms, process=request.process)
+            return answers.instance(self._ask(values, request.arms, process=request.process))
         except ChildError as error:
             return Instance(*blame(error))
-        samples = tuple(tuple(tuple(arm) for arm in point) for point in answer.get("samples", ()))
-        window = answer.get("window", {})
-        return Instance(Status(answer["status"]), answer["reason"], samples, answer["correctness"], window)
 
     def plans(self, setting: Setting) -> list[str]:
         """Plan digest of each point."""
@@ -238,10 +255,11 @@ class GpuBench:
     def close(self) -> None:
         """End all processes. Idempotent."""
         self._worker.close()
-        self._pool.close()
+        if self._own_pool:
+            self._pool.close()
 
     def _variant(self, setting: Setting, fault: str = "none") -> Variant:
-        return Variant.of(setting, self.geometry, self.device, fault=fault)
+        return Variant.of(setting, self.geometry, self.device, fault=baked(fault))
 
     def _expect(self, setting: Setting, urgent: bool = False) -> tuple[str, Any]:
         grid, merge = self.device.sm_count * setting.ctas_per_sm, setting.max_splits != 1
@@ -260,40 +278,43 @@ class GpuBench:
             return build, (Status.INFEASIBLE, f"registers: the compiled code spills {spilled} bytes a thread")
         return build, None
 
-    def _ask(self, request: dict[str, Any], settings: Sequence[Setting], process: int | None = None) -> dict[str, Any]:
-        """Ask the device worker, starting one where there is none.
+    def _stand_in(self, setting: Setting) -> tuple[Setting | None, tuple[Status, str] | None]:
+        """A setting whose binary a canary serves for that of `setting`; or why the canary ends here."""
+        other = stand_in(setting, self.geometry, self.device)
+        builds = [self._build(each, "none") for each in (setting, other)]
+        for _, refusal in builds:
+            if refusal is not None:
+                return None, (Status.INFRASTRUCTURE, f"no canary could be built: {refusal[1]}")
+        codes = {build.facts["binary"] for build, _ in builds if build}
+        if len(codes) == 1:  # not rejected: where all binaries are alike, a stale one cannot be told
+            return None, (Status.MEASURED, f"({setting}) and ({other}) were compiled to one binary")
+        return other, None
+
+    def _ask(
+        self, request: dict[str, Any], settings: Sequence[Setting], *, fault: str = "none", process: int | None = None
+    ) -> dict[str, Any]:
+        """Ask the device worker, starting one where there is none; in a clean window, where a gate is set.
 
         Raises:
             ChildError: it failed; it has been dropped.
         """
         expected = dict(self._expect(setting, urgent=True) for setting in (*settings, Setting()))
-        builds = {name: future.result() for name, future in expected.items()}
-        for build in (self._plan.result(), *builds.values()):
+        parts = {name: future.result() for name, future in expected.items()}
+        wanted = [*((setting, fault) for setting in settings), (Setting(), "none")]
+        builds = [self._pool.variant(self._variant(*each), urgent=True).result() for each in wanted]
+        for build in (self._plan.result(), *parts.values(), *builds):
             if build.failure:
                 raise Failed(
                     f"a part that every trial needs could not be made: {build.reason}", "expected", build.log, "Build"
                 )
-        paths = {name: build.facts["path"] for name, build in builds.items()}
-        return self._worker.ask({**request, "expected": paths}, process)
-
-
-_OUTER = {"inputs": "gate", "baseline": "measure"}
-"""The worker's phases that an outcome counts with others: references are made for the gate, the baseline for timing."""
-
-
-def _folded(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases of an outcome from those of the worker."""
-    folded: dict[str, float] = {}
-    for name, seconds in phases.items():
-        outer = _OUTER.get(name, name)
-        folded[outer] = folded.get(outer, 0.0) + seconds
-    return folded
-
-
-def _facts(build: Build | None) -> dict[str, Any]:
-    """The facts of an outcome: resources of the binary and what compiling took."""
-    if build is None:
-        return {}
-    names = ("binary", "registers", "spill_bytes", "smem_bytes")
-    facts = {name: build.facts[name] for name in names if name in build.facts}
-    return {**facts, "compile_seconds": build.facts.get("seconds", build.seconds)}
+        told = {
+            **request,
+            "expected": {name: build.facts["path"] for name, build in parts.items()},
+            "binaries": [
+                {"setting": each.as_dict(), "fault": made, "key": build.facts["key"], "binary": build.facts["binary"]}
+                for (each, made), build in zip(wanted, builds, strict=True)
+            ],
+        }
+        if self._gate is None or fault != "none":
+            return self._worker.ask(told, process)
+        return self._gate.guard(lambda: self._worker.ask(told, process))

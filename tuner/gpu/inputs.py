@@ -9,6 +9,8 @@ captured before hold until then.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +191,23 @@ class PointInputs:
             out = torch.stack(outputs)
             self._reference = out, bound(out.flatten(0, 1), self.geometry).view_as(out)
         return self._reference
+
+    @contextmanager
+    def other_queries(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Meanwhile the writer gives the last set other queries; what a right launch then gives, and its bound."""
+        from mjolnir.kernel.reference import attention_f32
+        from mjolnir.kernel.tolerance import bound
+
+        last = self.sets[-1]
+        kept = last.q_source.clone()
+        generator = torch.Generator(self.device).manual_seed(seed)
+        last.q_source.copy_(_normal(kept.shape, generator, self.device))
+        try:
+            out, _ = attention_f32(last.q_source, last.k, last.v, last.block_table, **self._constants())
+            yield out, bound(out, self.geometry)
+        finally:
+            last.q_source.copy_(kept)
+            last.q.copy_(kept)
 
     def _constants(self) -> dict[str, Any]:
         names = ("seq_lens", "geometry", "scale", "k_scale", "v_scale")

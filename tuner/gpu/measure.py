@@ -29,8 +29,10 @@ class Policy:
         chain: what a sample is the time of.
         order: how arms are interleaved.
         clock: how a replay is timed.
+        execution: how a chain is launched.
+        l2: what of the KV a launch finds in the L2 cache.
         warmups: replays of each arm before the first round.
-        attempts: how often a block is taken whose window was dirty.
+        attempts: how often a block, that is one point's rounds, is taken whose window was dirty.
     """
 
     rounds: int = 12
@@ -40,8 +42,10 @@ class Policy:
     chain: str = "write Q, write KV row, decode, merge, read O"
     order: str = "rotating"
     clock: str = "CUDA events around one graph replay"
+    execution: str = "graph"
+    l2: str = "cold"
     warmups: int = 1
-    attempts: int = 2
+    attempts: int = 3
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -71,7 +75,7 @@ class Block:
         samples: `samples[arm][round]`.
         empty: of the rounds that timed the empty chain.
         window: what was seen of the device; `dirty` is empty when it can be trusted, `discarded` are earlier windows
-            of the same block that could not.
+            of the same block that could not, with their samples.
     """
 
     samples: tuple[tuple[int, ...], ...]
@@ -112,33 +116,49 @@ class Job:
 class Stopwatch(Protocol):
     """The part of a `card.Card` that measuring needs."""
 
-    def time(self, graphs: Sequence[Graph]) -> list[int]: ...
+    def time(self, graphs: Sequence[Graph]) -> list[float]: ...
 
     def look(self) -> dict[str, Any]: ...
+
+
+class TimingError(RuntimeError):
+    """A replay took no time, or one that is no number."""
 
 
 def take(
     card: Stopwatch, points: Sequence[Callable[[], Job]], policy: Policy, rounds: int | None = None
 ) -> list[Block]:
-    """Time the arms against one another, point by point, in one window.
+    """Time the arms against one another, point by point, each point in a window of its own.
 
     Args:
         card: the device.
         points: each makes the plans of its point and returns what to replay; called right before.
-        policy: how; a window that was dirty is taken again, as often as it allows.
+        policy: how; a block whose window was dirty is taken again, as often as it allows.
         rounds: other than the policy's.
+
+    Raises:
+        TimingError: a time that is none.
     """
-    discarded: list[Mapping[str, Any]] = []
+    blocks: list[Block] = []
+    look = card.look()
+    for ready in points:
+        blocks.append(_block(card, ready, policy, rounds or policy.rounds, look))
+        look = blocks[-1].window["after"]
+    return blocks
+
+
+def _block(card: Stopwatch, ready: Callable[[], Job], policy: Policy, rounds: int, before: Mapping[str, Any]) -> Block:
+    discarded: list[dict[str, Any]] = []
     while True:
-        before = card.look()
-        samples = [_rounds(card, ready(), policy, rounds or policy.rounds) for ready in points]
+        arms, empty = _rounds(card, ready(), policy, rounds)
         window = between(before, card.look())
         if not window["dirty"] or len(discarded) + 1 >= policy.attempts:
             break
-        discarded.append(window)
+        discarded.append({**window, "samples": [list(arm) for arm in arms], "empty": list(empty)})
+        before = window["after"]
     if discarded:
         window["discarded"] = discarded
-    return [Block(arms, empty, window) for arms, empty in samples]
+    return Block(arms, empty, window)
 
 
 def _rounds(
@@ -151,5 +171,7 @@ def _rounds(
     times = card.time([everything[index] for index in warmups + order])[len(warmups) :]
     samples: list[list[int]] = [[] for _ in everything]
     for index, nanoseconds in zip(order, times, strict=True):
+        if not (math.isfinite(nanoseconds) and nanoseconds > 0):
+            raise TimingError(f"a replay of {job.chains} chains took {nanoseconds} ns by the device's clock")
         samples[index].append(round(nanoseconds / job.chains))
     return tuple(map(tuple, samples[:-1])), tuple(samples[-1])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mjolnir.kernel.geometry import Geometry, Placement
-from mjolnir.kernel.knobs import FAULTS, Setting
+from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.bench import Bench, Outcome, Status, Timing
 from mjolnir.tuner.gpu.measure import CHAIN_SECONDS, Policy, chain_seconds, passes_of, sets_of
@@ -195,8 +195,8 @@ class _Sitting:
         if not self._writer.has_pairs:
             self._say(f"{pairs} A/A pairs per point")
             self._writer.add_pairs(self._bench.compare_default(None, pairs))
-        for fault in FAULTS:
-            if fault != "none" and fault not in self._writer.canaries:
+        for fault in self._bench.canaries:
+            if fault not in self._writer.canaries:
                 outcome = self._bench.measure_at(None, self._default, fault=fault)
                 self._say(f"canary {fault}: {outcome.status}: {outcome.reason}")
                 self._writer.add_canary(fault, self._default, outcome)

@@ -12,10 +12,11 @@ from typing import Any
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant
+from mjolnir.tuner.gpu.canaries import Replaying, baked, require_binary
 from mjolnir.tuner.gpu.card import Card
-from mjolnir.tuner.gpu.chain import PLANS, Arm, Chains
+from mjolnir.tuner.gpu.chain import PLANS, Arm, Chains, blaming_kernel
 from mjolnir.tuner.gpu.compiler import load_expected
-from mjolnir.tuner.gpu.gate import CaseOnCard, Check, check_cases, check_point, place_cases
+from mjolnir.tuner.gpu.gate import CaseOnCard, Check, check_cases, check_fresh, check_point, place_cases, repeats
 from mjolnir.tuner.gpu.inputs import PointInputs
 from mjolnir.tuner.gpu.measure import Block, Job, Policy, sets_of, take
 from mjolnir.tuner.gpu.plans import capacity_of, cases_name, kv_bytes_of, plan_digests
@@ -50,8 +51,10 @@ class Session:
         self._arms: OrderedDict[tuple[Variant, str], Arm] = OrderedDict()
         self._cases: dict[str, list[CaseOnCard]] = {}
         self._gated: dict[Variant, list[Check]] = {}
+        self._binaries: dict[Variant, Mapping[str, Any]] = {}
         self._baseline: Arm | None = None
         self._baseline_seeds: dict[int, int] = {}
+        self._turns = 0
 
     def inputs(self, point: int, seed: int | None = None, *, move: bool = False) -> PointInputs:
         """The inputs of a point, made when first asked for, renewed from `seed` where given; with their references."""
@@ -73,9 +76,34 @@ class Session:
         inputs.reference()
         return inputs
 
-    def fresh_arm(self, setting: Setting, fault: str = "none") -> Arm:
-        """A kernel with a plan buffer of its own."""
-        return Arm(self._chains, setting, max_batch=self._max_batch, capacity=self.capacity, fault=fault)
+    def turn(self, points: Sequence[int]) -> int:
+        """The point whose inputs are renewed now: each in its turn, whichever trials come to this card."""
+        self._turns += 1
+        return points[self._turns % len(points)]
+
+    def expect(self, binaries: Sequence[Mapping[str, Any]]) -> None:
+        """Take in which binaries were built: "setting", "fault", "key" and "binary" (sha256 of the code) of each."""
+        for built in binaries:
+            self._binaries[self.variant(Setting.from_dict(built["setting"]), built["fault"])] = built
+
+    def fresh_arm(self, setting: Setting, fault: str = "none", serve: Setting | None = None) -> Arm:
+        """A kernel with a plan buffer of its own.
+
+        Args:
+            setting: the knobs.
+            fault: a canary's fault.
+            serve: a canary's setting whose binary is served in the place of the one asked for.
+
+        Raises:
+            StaleBinary: the binary is not the one that was built for the setting.
+            LaunchError: it cannot be loaded.
+        """
+        with blaming_kernel():
+            decoder = self.card.decoder(
+                serve or setting, max_batch=self._max_batch, capacity=self.capacity, fault=baked(fault)
+            )
+        require_binary(setting, decoder.built, self._binaries.get(self.variant(setting, fault)))
+        return Arm(self._chains, setting, Replaying(decoder) if fault == "replayed" else decoder)
 
     def arm(self, setting: Setting, fault: str = "none") -> Arm:
         """A kernel from those that are kept, set to `setting`."""
@@ -90,7 +118,7 @@ class Session:
 
     def variant(self, setting: Setting, fault: str = "none") -> Variant:
         """The binary of a setting."""
-        return Variant.of(setting, self.geometry, self.card.device, fault=fault)
+        return Variant.of(setting, self.geometry, self.card.device, fault=baked(fault))
 
     def gate_binary(self, setting: Setting, expected: Mapping[str, str], fault: str = "none") -> list[Check]:
         """The small cases of the setting's binary, run once in this process.
@@ -107,7 +135,7 @@ class Session:
             if name not in self._cases:
                 cases = load_expected(Path(expected[name]), self.geometry, grid, merge=variant.merge)
                 self._cases[name] = place_cases(self.card, self.geometry, cases)
-            self._gated[variant] = check_cases(self.card, setting, self._cases[name], fault)
+            self._gated[variant] = check_cases(self.card, setting, self._cases[name], baked(fault))
         return self._gated[variant]
 
     def gate_points(self, arm: Arm, points: Sequence[int]) -> list[Check]:
@@ -119,6 +147,17 @@ class Session:
             if not checks[-1].passed:
                 break
         return checks
+
+    def gate_fresh(self, arm: Arm, points: Sequence[int]) -> list[Check]:
+        """The outputs of a graph on queries that it has never seen, at the point that is checked soonest."""
+        point = min(points, key=lambda point: self._points[point].kv_bytes)
+        name = self.workload.points[point].name
+        return [check_fresh(self.card, name, self._points[point], arm.ready(point))]
+
+    def bitwise(self, arm: Arm, points: Sequence[int]) -> dict[str, Any]:
+        """Whether two launches on equal inputs give the same bits, at each point; in words of a record."""
+        same = [repeats(self.card, self._points[point], arm.ready(point)) for point in points]
+        return {"launches": 2, "points": len(same), "equal": all(same)}
 
     def spoiled(self) -> bool:
         """Whether a kernel that failed has written to inputs of any point: then this process is of no more use."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mjolnir.tuner.bench import Status
+from mjolnir.tuner.bench import BenchFailure, Status
 from mjolnir.tuner.gpu.pool import COMPILER
 from mjolnir.tuner.gpu.protocol import Child, ChildError, Died, Failed, Hung
 from mjolnir.tuner.gpu.worker import KERNEL_PHASES
@@ -27,17 +27,15 @@ EXTERNAL_SIGNALS = (-1, -2, -9, -15)
 
 DEVICE_WORDS = ("CUDA error", "CUDA_ERROR", "cudaError", "illegal memory access", "launch failure")
 
+LOST_WORDS = (
+    "no CUDA-capable device", "uncorrectable ECC", "busy or unavailable", "uncorrectable NVLink", "device is lost",
+    "fallen off the bus", "initialization error", "driver shutting down",
+)  # fmt: skip
+"""What CUDA says of a device that is gone, held by others or ill: no kernel does that, whatever was running."""
 
-class DeviceUnavailable(RuntimeError):
-    """The device cannot be used; the message says why.
 
-    Attributes:
-        log: the end of the worker's output.
-    """
-
-    def __init__(self, message: str, log: str = "") -> None:
-        super().__init__(message)
-        self.log = log
+class DeviceUnavailable(BenchFailure):
+    """The device cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,5 +135,7 @@ def blame(error: ChildError) -> tuple[Status, str]:
     if isinstance(error, Died):
         external = error.code is None or error.code in EXTERNAL_SIGNALS
         return (Status.INFRASTRUCTURE if external else Status.CRASHED), reason
+    if any(word in reason for word in LOST_WORDS):
+        return Status.INFRASTRUCTURE, reason
     kernel = isinstance(error, Failed) and (error.kind == "LaunchError" or any(word in reason for word in DEVICE_WORDS))
     return (Status.CRASHED if kernel else Status.INFRASTRUCTURE), reason

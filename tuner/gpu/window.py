@@ -6,13 +6,20 @@ Read-only: no setting of the GPU is ever changed. Without NVML a look says so an
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-HARDWARE_SLOWDOWN = {"hw_slowdown", "hw_thermal", "hw_power_brake"}
-"""Throttle reasons that make a window dirty. Caps that software sets are not among them: a card at work lives with
-them, and interleaving takes them out of ratios."""
+SLOWDOWN = {"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"}
+"""Throttle reasons that make a window dirty: heat and power brakes, which come and go within a block. The power cap is
+not among them: a card at work lives with it, and interleaving takes it out of ratios."""
+
+COLLAPSE = 0.75
+"""An SM clock below this share of the highest of late has collapsed, whatever reason the card gives, or none."""
+
+RECENT = 64
+"""Looks that "of late" means: a clock that stays low for longer is the card's new level, and no collapse."""
 
 
 class Looker:
@@ -28,6 +35,7 @@ class Looker:
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
         self._trouble = ""
+        self._clocks: deque[int] = deque(maxlen=RECENT)
         try:
             import pynvml
 
@@ -68,6 +76,9 @@ class Looker:
             "strangers": lambda: len(self._strangers(found)),
         }
         values = {name: self._try(read) for name, read in readings.items()}
+        if values["sm_mhz"] is not None:
+            self._clocks.append(values["sm_mhz"])
+            values["recent_mhz"] = max(self._clocks)
         return {name: value for name, value in values.items() if value is not None}
 
     def _processes(self) -> frozenset[int]:
@@ -120,9 +131,12 @@ def throttle_reasons(bits: int) -> list[str]:
 def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """A window from the looks before and after a block; `dirty` says why it cannot be trusted, "" when it can."""
     seen = set(before.get("throttle", ())) | set(after.get("throttle", ()))
-    slow = sorted(seen & HARDWARE_SLOWDOWN)
+    slow = sorted(seen & SLOWDOWN)
     strangers = max(before.get("strangers", 0), after.get("strangers", 0))
     trouble = [f"the card throttled ({', '.join(slow)})"] if slow else []
+    # The look before a block may find the card idle, with its clock low; right after a block it never is.
+    if after.get("sm_mhz", 0) < COLLAPSE * after.get("recent_mhz", 0):
+        trouble.append(f"the SM clock fell to {after['sm_mhz']} MHz, of late it was {after['recent_mhz']}")
     if strangers:
         trouble.append(f"other processes came onto the GPU: {strangers}")
     return {"before": dict(before), "after": dict(after), "dirty": "; ".join(trouble)}

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import Status, Timing
+from mjolnir.tuner.bench import Status, Timing, dirt
 from mjolnir.tuner.gpu.child import Handler, Report, resolve
+from mjolnir.tuner.gpu.measure import Policy, TimingError
 from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class Worker:
       "trial" renews a rotating point, None renews nothing. "expected": the cases' outputs by name.
     - "noise": time the default against itself; on a fresh instance seeded by "number", or as it is where that is None.
     - "instance": time "arms" against one another at "points" on a fresh instance, gated first.
+
+    All three tell in "binaries" what was built (see `Session.expect`); a binary that is another one never runs. "serve"
+    of a "measure" is the setting that a canary runs in the place of its own.
     """
 
     def __init__(self) -> None:
@@ -70,7 +74,6 @@ class Worker:
         return operation(self._session, request, report)
 
     def _open(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        from mjolnir.tuner.gpu.measure import Policy
         from mjolnir.tuner.gpu.session import Session
 
         geometry = Geometry.from_dict(spec["geometry"])
@@ -131,32 +134,25 @@ def _failure(checks: list[Check]) -> Check | None:
 
 def measure(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """Gate a setting, then time it against the built-in default; see `Worker`."""
-    from mjolnir.tuner.gpu.gate import summary
     from mjolnir.tuner.gpu.session import seed_of
 
-    setting, fault, points = Setting.from_dict(request["setting"]), request["fault"], list(request["points"])
+    fault, points = request["fault"], list(request["points"])
     phases, trial = Phases(report), request["trial"]
     phases("inputs")
+    session.expect(request["binaries"])
+    renewed = None if trial is None else session.turn(points)
     for point in points:
-        renewed = trial is not None and point == points[trial % len(points)]
-        session.inputs(point, seed_of("trial", session.seed, trial) if renewed else None)
+        session.inputs(point, seed_of("trial", session.seed, trial) if point == renewed else None)
     phases("gate")
-    cases = session.gate_binary(setting, request["expected"], fault)
-    failed = _failure(cases)
-    outputs: list[Check] = []
-    if not failed:
-        arm = session.arm(setting, fault)
-        outputs = session.gate_points(arm, points)
-        failed = _failure(outputs)
-    correctness = {**summary({"cases": cases, "points": outputs}), "kv_seed": session.seed}
-    answer = {"correctness": correctness, "plans": session.plans(setting), "phases": phases.seconds, "reason": ""}
-    if failed:
-        spoiled = session.spoiled()
+    arm, answer = _gated(session, request)
+    answer = {"plans": session.plans(Setting.from_dict(request["setting"])), "phases": phases.seconds, **answer}
+    if answer["status"] != Status.MEASURED:
         phases.end()
-        return {**answer, "status": str(failed.status), "reason": failed.reason, "spoiled": spoiled}
-    if fault != "none":  # a kernel that is known to be wrong is not timed, even when the gate was blind
+        return answer
+    if fault != "none":  # what is known to be wrong is not timed, even when the gate was blind
         phases.end()
-        return {**answer, "status": str(Status.MEASURED), "reason": f"the gate let a {fault!r} fault pass"}
+        return {**answer, "reason": f"the gate let a {fault!r} fault pass"}
+    assert arm is not None
     phases("baseline")
     baseline, wrong = session.baseline(points, request["expected"])
     if wrong:
@@ -164,10 +160,45 @@ def measure(session: Session, request: Mapping[str, Any], report: Report) -> dic
         reason = f"the built-in default, which all are timed against, fails the gate: {wrong.reason}"
         return {**answer, "status": str(Status.INFRASTRUCTURE), "reason": reason, "spoiled": True}
     phases("measure")
-    blocks = session.time([arm, baseline], points, request["rounds"])
-    plan_ns = session.time_plans(arm, points) if trial is not None else []
+    try:
+        blocks = session.time([arm, baseline], points, request["rounds"])
+        plan_ns = session.time_plans(arm, points) if trial is not None else []
+    except TimingError as error:
+        phases.end()
+        return {**answer, "status": str(Status.NAN), "reason": str(error)}
     phases.end()
     return {**answer, **_timed(points, blocks), "facts": {"plan_ns": plan_ns} if plan_ns else {}}
+
+
+def _gated(session: Session, request: Mapping[str, Any]) -> tuple[Arm | None, dict[str, Any]]:
+    """The arm that a request measures, where its binary could be made, and the answer if it ends with the gate."""
+    from mjolnir.tuner.gpu.canaries import StaleBinary
+    from mjolnir.tuner.gpu.gate import summary
+
+    setting, fault, points = Setting.from_dict(request["setting"]), request["fault"], list(request["points"])
+    arm: Arm | None = None
+    checks: dict[str, list[Check]] = {"cases": session.gate_binary(setting, request["expected"], fault)}
+    answer: dict[str, Any] = {"status": str(Status.MEASURED), "reason": ""}
+    if not _failure(checks["cases"]):
+        try:
+            serve = Setting.from_dict(request["serve"]) if request.get("serve") else None
+            arm = session.arm(setting) if fault == "none" else session.fresh_arm(setting, fault, serve)
+        except StaleBinary as error:
+            if fault != "stale":
+                raise
+            correctness = {**summary(checks), "kv_seed": session.seed}
+            return None, {"status": str(Status.INCORRECT), "reason": str(error), "correctness": correctness}
+        if fault == "replayed":
+            for point in points:
+                arm.rehearse(point)
+        checks["points"] = session.gate_points(arm, points)
+        if not _failure(checks["points"]):
+            checks["fresh"] = session.gate_fresh(arm, points)
+    failed = _failure([check for kind in checks.values() for check in kind])
+    answer["correctness"] = {**summary(checks), "kv_seed": session.seed}
+    if failed:
+        answer |= {"status": str(failed.status), "reason": failed.reason, "spoiled": session.spoiled()}
+    return arm, answer
 
 
 def noise(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
@@ -176,6 +207,7 @@ def noise(session: Session, request: Mapping[str, Any], report: Report) -> dict[
 
     points, number = list(request["points"]), request["number"]
     report("inputs")
+    session.expect(request["binaries"])
     for point in points:
         seed = None if number is None else seed_of("noise", session.seed, number, point)
         session.inputs(point, seed, move=True)
@@ -188,7 +220,10 @@ def noise(session: Session, request: Mapping[str, Any], report: Report) -> dict[
     if failed:
         return {"status": str(failed.status), "reason": failed.reason, "spoiled": True}
     report("measure")
-    return {"reason": "", **_timed(points, session.time(arms, points, request["rounds"]))}
+    try:
+        return {"reason": "", **_timed(points, session.time(arms, points, request["rounds"]))}
+    except TimingError as error:
+        return {"status": str(Status.NAN), "reason": str(error)}
 
 
 def instance(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
@@ -198,6 +233,7 @@ def instance(session: Session, request: Mapping[str, Any], report: Report) -> di
 
     points = list(request["points"])
     report("inputs")
+    session.expect(request["binaries"])
     for point in points:
         session.inputs(point, seed_of("instance", session.seed, request["number"], point), move=True)
     report("gate")
@@ -206,40 +242,42 @@ def instance(session: Session, request: Mapping[str, Any], report: Report) -> di
     correctness: dict[str, Any] = {"kv_seed": session.seed, "arms": made}
     for number, values in enumerate(request["arms"]):
         setting = Setting.from_dict(values)
-        cases = session.gate_binary(setting, request["expected"])
-        outputs: list[Check] = []
-        if not _failure(cases):
+        checks: dict[str, list[Check]] = {"cases": session.gate_binary(setting, request["expected"])}
+        if not _failure(checks["cases"]):
             arms.append(session.fresh_arm(setting))
-            outputs = session.gate_points(arms[-1], points)
-        made.append(summary({"cases": cases, "points": outputs}))
-        failed = _failure(cases + outputs)
+            checks["points"] = session.gate_points(arms[-1], points)
+        if not _failure(checks.get("points", checks["cases"])):
+            checks["fresh"] = session.gate_fresh(arms[-1], points)
+        made.append(summary(checks))
+        failed = _failure([check for kind in checks.values() for check in kind])
         if failed:
             reason = f"arm {number} ({setting}): {failed.reason}"
             spoiled = session.spoiled()
             return {"status": str(failed.status), "reason": reason, "correctness": correctness, "spoiled": spoiled}
+        made[-1]["bitwise"] = session.bitwise(arms[-1], points)
     report("measure")
-    blocks = session.time(arms, points, request["rounds"])
-    dirty = blocks[0].window["dirty"]
+    try:
+        blocks = session.time(arms, points, request["rounds"])
+    except TimingError as error:
+        return {"status": str(Status.NAN), "reason": str(error), "correctness": correctness}
+    dirty = dirt(blocks)
+    whole = {"before": blocks[0].window["before"], "after": blocks[-1].window["after"], "dirty": dirty}
     return {
         "status": str(Status.DIRTY if dirty else Status.MEASURED),
-        "reason": dirty,
-        "samples": [] if dirty else [block.net for block in blocks],
+        "reason": f"the window was dirty: {dirty}" if dirty else "",
+        "samples": [block.net for block in blocks],
         "correctness": correctness,
-        "window": dict(blocks[0].window),
+        "window": {**whole, "points": [dict(block.window) for block in blocks]},
     }
 
 
 def _timed(points: list[int], blocks: list[Block]) -> dict[str, Any]:
     """Status and timings of a candidate (arm 0) against a baseline (arm 1)."""
-    dirty = blocks[0].window["dirty"]
-    if dirty:
-        return {
-            "status": str(Status.DIRTY),
-            "reason": f"the window was dirty: {dirty}",
-            "window": dict(blocks[0].window),
-        }
     timings = [
         Timing(point, block.samples[0], block.samples[1], block.empty, block.window).as_dict()
         for point, block in zip(points, blocks, strict=True)
     ]
+    dirty = dirt(blocks)
+    if dirty:
+        return {"status": str(Status.DIRTY), "reason": f"the window was dirty: {dirty}", "timings": timings}
     return {"status": str(Status.MEASURED), "timings": timings}

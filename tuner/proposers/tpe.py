@@ -4,10 +4,12 @@ The ledger is the only storage: a study is told again from it. `ask` and `tell` 
 sampler, so each ask takes a new sampler seeded from (seed, number), and the trial that Optuna opens for it is closed as
 failed at once, which the sampler passes over. A setting that failed is told as pruned without values: TPE ranks such
 trials behind all complete ones. Tells wait until their study is asked, so that a study nobody asks costs nothing.
+What TPE holds for best is often what it holds already; an ask that would repeat is asked again, as often as `TRIES`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,14 @@ from optuna.distributions import IntDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState, create_trial
 
+from mjolnir.tuner.proposers import Gain
 from mjolnir.tuner.space import Coordinates, Space
 
 STARTUP = 10
 """Trials told before the estimator takes over from random draws."""
+
+TRIES = 6
+"""Draws before a repeated one is handed over."""
 
 
 class TpeProposer:
@@ -27,24 +33,33 @@ class TpeProposer:
 
     name = "tpe"
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space, seed: int, *, tries: int = TRIES) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._seed = seed
+        self._tries = tries
         self._distributions: dict[str, Any] = {
             dimension.name: IntDistribution(0, len(dimension.values) - 1) for dimension in space.dimensions
         }
         self._studies: dict[int, optuna.Study] = {}
         self._waiting: dict[int, list[tuple[Coordinates, float | None]]] = {}
 
-    def ask(self, bucket: int, number: int) -> Coordinates:
+    def ask(self, bucket: int, number: int, taken: Set[Coordinates]) -> Coordinates:
         """See `Proposer`."""
         study = self._study(bucket)
         seed = int(np.random.SeedSequence((self._seed, number)).generate_state(1)[0])
         study.sampler = TPESampler(seed=seed, n_startup_trials=STARTUP)
-        trial = study.ask(self._distributions)
-        study.tell(trial, state=TrialState.FAIL)
-        return tuple(trial.params[dimension.name] for dimension in self._space.dimensions)
+        for _ in range(self._tries):
+            trial = study.ask(self._distributions)
+            study.tell(trial, state=TrialState.FAIL)
+            coordinates = tuple(trial.params[dimension.name] for dimension in self._space.dimensions)
+            if coordinates not in taken:
+                break
+        return coordinates
+
+    def gain(self, bucket: int, number: int, taken: Set[Coordinates]) -> Gain | None:
+        """See `Proposer`; its densities say where to look, not how much is there."""
+        return None
 
     def tell(self, bucket: int, coordinates: Coordinates, value: float | None) -> None:
         """See `Proposer`."""

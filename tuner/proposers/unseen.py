@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,25 +13,25 @@ DRAWS = 32
 
 
 def unseen(
-    space: Space, proposed: Coordinates, taken: Container[Coordinates], rng: np.random.Generator
+    space: Space, proposed: Coordinates, refused: Callable[[Coordinates], bool], rng: np.random.Generator
 ) -> tuple[Coordinates, str] | None:
-    """`proposed` if it is new, else an untried neighbour, else any untried setting.
+    """`proposed` if it is new, else a neighbour that is, else any new setting; `refused` says what is not.
 
     Returns:
         The coordinates, and "" or how they were found ("neighbour", "random"); None when the space is used up.
     """
-    if proposed not in taken:
+    if not refused(proposed):
         return proposed, ""
-    near = [coordinates for coordinates in space.neighbours(proposed) if coordinates not in taken]
+    near = [coordinates for coordinates in space.neighbours(proposed) if not refused(coordinates)]
     if near:
         return near[int(rng.integers(len(near)))], "neighbour"
     for _ in range(DRAWS):
         drawn = space.random(rng)
-        if drawn not in taken:
+        if not refused(drawn):
             return drawn, "random"
     start = int(rng.integers(space.size))
     for step in range(space.size):
         walked = space.member((start + step) % space.size)
-        if walked not in taken:
+        if not refused(walked):
             return walked, "random"
     return None

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from mjolnir.kernel.geometry import Placement
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import Bench, InstanceRequest, Status
+from mjolnir.tuner.bench import CANARIES, RACED, REJECTED, Bench, InstanceRequest, Status, Timing
 from mjolnir.tuner.gpu import DeviceUnavailable, GpuBench
 from mjolnir.tuner.gpu.supervisor import Backend
 from tests.fakes.compiler import CRASHES, FAILS, HANGS, SPILLS
@@ -133,6 +133,33 @@ def test_a_worker_whose_inputs_were_written_to_is_replaced(bench: GpuBench) -> N
     assert bench.measure(6, Setting()).status is Status.MEASURED
 
 
+class FirstPoint:
+    """A race at point 0 that everybody wins, or nobody."""
+
+    points = (0,)
+
+    def __init__(self, goes_on: bool) -> None:
+        self.goes_on = goes_on
+        self.told: list[list[int]] = []
+
+    def __call__(self, timings: Sequence[Timing]) -> bool:
+        self.told.append([timing.point for timing in timings])
+        return self.goes_on
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_race_is_decided_before_the_other_points_are_timed(bench: GpuBench, goes_on: bool) -> None:
+    race = FirstPoint(goes_on)
+    outcome = bench.measure(5, Setting(kv_stages=3), race=race)
+    assert race.told == [[0]]
+    assert outcome.status is (Status.MEASURED if goes_on else Status.RACED)
+    points = range(len(WORKLOAD.points) if goes_on else 1)
+    assert [timing.point for timing in outcome.timings] == list(points)
+    assert outcome.reason == ("" if goes_on else RACED)
+    assert len(outcome.plans) == len(WORKLOAD.points)
+    assert set(outcome.phases) == {"compile", "gate", "measure"}
+
+
 def test_canaries_and_noise(bench: GpuBench) -> None:
     assert bench.measure(5, Setting(), fault="mask").status is Status.INCORRECT
     timings = bench.noise(1)
@@ -186,8 +213,8 @@ def test_a_campaigns_worth_on_the_gpu(tmp_path: Path) -> None:
     workload = Workload("two", (uniform(1, 4096), uniform(32, 4096)))
     bench = GpuBench(Geometry(32, 8), Placement(), workload)
     try:
-        for fault in ("mask", "skip", "silent"):
-            assert bench.measure(0, Setting(), fault=fault).status in (Status.INCORRECT, Status.NAN)
+        for fault in CANARIES:
+            assert bench.measure(0, Setting(), fault=fault).status in REJECTED
         for trial, setting in enumerate((Setting(), Setting(pdl=1), Setting(max_splits=1), Setting(kv_stages=4)), 1):
             outcome = bench.measure(trial, setting)
             assert outcome.status is Status.MEASURED, outcome
@@ -196,6 +223,7 @@ def test_a_campaigns_worth_on_the_gpu(tmp_path: Path) -> None:
         arms = (Setting(), Setting(max_splits=8))
         taken = bench.instance(InstanceRequest(0, 0, (0, 1), arms))
         assert taken.status is Status.MEASURED, taken.reason
+        assert [arm["bitwise"]["equal"] for arm in taken.correctness["arms"]] == [True, True]
         assert min(ns for point in taken.samples for arm in point for ns in arm) > 0
     finally:
         bench.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.tuner.bench import Timing
 from mjolnir.tuner.gpu.card import Graph
-from mjolnir.tuner.gpu.measure import Block, Job, Policy, passes_of, rotated, schedule, sets_of, take
+from mjolnir.tuner.gpu.measure import Block, Job, Policy, TimingError, passes_of, rotated, schedule, sets_of, take
 from mjolnir.tuner.gpu.plans import kv_bytes_of
 from mjolnir.tuner.workload import DECODE8
 
@@ -35,7 +36,7 @@ class Card:
         self.batches: list[int] = []
         self._looks, self._dirty = 0, dirty
 
-    def time(self, graphs: Sequence[Graph]) -> list[int]:
+    def time(self, graphs: Sequence[Graph]) -> list[float]:
         self.batches.append(len(graphs))
         begin = len(self.replayed)
         names = [graph.name for graph in graphs if isinstance(graph, Named)]
@@ -98,6 +99,35 @@ def test_a_dirty_window_is_taken_again_and_kept_as_data(looks: int, discarded: i
     assert len(block.window["discarded"]) == discarded
     assert "hw_slowdown" in block.window["discarded"][0]["dirty"]
     assert bool(block.window["dirty"]) is dirty
+
+
+def test_only_the_dirty_block_is_taken_again_and_its_samples_are_kept() -> None:
+    card = Card()
+    looks = iter([[], [], ["hw_thermal"], [], [], []])
+    card.look = lambda: {"throttle": next(looks)}  # type: ignore[method-assign]
+    ready: list[str] = []
+
+    def at(name: str) -> Job:
+        ready.append(name)
+        return Job((Named("a"),), Named("empty"), 1)
+
+    points = [partial(at, name) for name in ("first", "second", "third")]
+    blocks = take(card, points, Policy(attempts=3), rounds=2)
+    # The look that saw the second block throttle is also the one before its second attempt.
+    assert ready == ["first", "second", "second", "second", "third"]
+    assert [block.window["dirty"] for block in blocks] == [""] * 3
+    assert [len(block.window.get("discarded", ())) for block in blocks] == [0, 2, 0]
+    kept = blocks[1].window["discarded"][0]
+    assert (len(kept["samples"][0]), len(kept["empty"])) == (2, 2)
+    assert tuple(kept["samples"][0]) != blocks[1].samples[0]
+
+
+@pytest.mark.parametrize("nanoseconds", [float("nan"), float("inf"), 0.0, -5.0])
+def test_a_time_that_is_none_is_no_sample(nanoseconds: float) -> None:
+    card = Card()
+    card.time = lambda graphs: [nanoseconds] * len(graphs)  # type: ignore[method-assign]
+    with pytest.raises(TimingError, match="a replay of 1 chains took"):
+        take(card, [lambda: Job((Named("a"),), Named("empty"), 1)], Policy())
 
 
 def test_net_takes_off_the_empty_chain_of_the_same_round() -> None:

@@ -16,7 +16,7 @@ from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant, resolve
-from mjolnir.tuner.bench import Outcome, Status, Timing
+from mjolnir.tuner.bench import CANARIES, Outcome, Race, Status, Timing
 from mjolnir.tuner.gpu import recorder
 from mjolnir.tuner.gpu.plans import plan_digests
 from mjolnir.tuner.gpu.recorder import COARSE, RECORDER_POLICY, Recorded, estimate, in_order, record
@@ -32,6 +32,7 @@ class Bench:
     """Measures by formula."""
 
     simulated = False
+    canaries = CANARIES
 
     def __init__(self, fails: Mapping[Setting, Status] | None = None) -> None:
         self.geometry, self.placement, self.workload = GEOMETRY, Placement(), DECODE8
@@ -93,7 +94,10 @@ class Bench:
             **common,
         )
 
-    def measure(self, trial: int, setting: Setting, fault: str = "none") -> Outcome:
+    def begin(self, trial: int, setting: Setting) -> None:
+        raise AssertionError("a recorder announces nothing")
+
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         raise AssertionError("the recorder renews no inputs")
 
     def compare_default(self, number: int | None, rounds: int | None = None) -> tuple[Timing, ...]:
@@ -128,7 +132,7 @@ def test_a_whole_grid_is_recorded(tmp_path: Path) -> None:
     assert (done.settings, done.planned, done.reason) == (len(expected), len(expected), "complete")
     assert set(made.settings) == set(expected) == set(bench.submitted)
     assert made.default == made.settings[0] == resolve(Setting(), GEOMETRY, H200)
-    assert [canary["fault"] for canary in made.canaries] == ["mask", "skip", "silent"]
+    assert [canary["fault"] for canary in made.canaries] == ["mask", "skip", "silent", "stale", "replayed"]
     assert made.arrays["candidate"].shape[1:] == made.arrays["baseline"].shape[1:] == (12,)
     assert made.arrays["empty"].shape[1:] == (4,)
     assert made.arrays["pair_candidate"].shape == (8, 200)

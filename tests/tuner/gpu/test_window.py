@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mjolnir.tuner.gpu import window
-from mjolnir.tuner.gpu.window import Looker, between, throttle_reasons
+from mjolnir.tuner.gpu.window import RECENT, Looker, between, throttle_reasons
 
 
 def fake_nvml(monkeypatch: pytest.MonkeyPatch, pids: list[int]) -> None:
@@ -39,7 +39,8 @@ def test_a_look_leaves_out_what_the_card_does_not_tell(monkeypatch: pytest.Monke
     looker.settle()
     assert looker.driver() == "580.65"
     assert looker.look() == {
-        "sm_mhz": 1980, "mem_mhz": 3201, "watts": 412.3, "throttle": ["sw_power_cap"], "newcomers": 0, "strangers": 0,
+        "sm_mhz": 1980, "recent_mhz": 1980, "mem_mhz": 3201, "watts": 412.3, "throttle": ["sw_power_cap"],
+        "newcomers": 0, "strangers": 0,
     }  # fmt: skip
 
 
@@ -84,6 +85,34 @@ def test_what_makes_a_window_dirty() -> None:
     assert between(clean, {"throttle": ["hw_thermal", "hw_slowdown"]})["dirty"] == (
         "the card throttled (hw_slowdown, hw_thermal)"
     )
+    assert between(clean, {"throttle": ["sw_thermal"]})["dirty"] == "the card throttled (sw_thermal)"
+    assert between({"throttle": ["hw_power_brake"]}, clean)["dirty"] == "the card throttled (hw_power_brake)"
     assert "other processes" in between({"strangers": 2}, clean)["dirty"]
     assert throttle_reasons(0x1) == []
     assert throttle_reasons(0x88) == ["hw_slowdown", "hw_power_brake"]
+
+
+def test_a_clock_that_collapsed_makes_a_window_dirty_until_it_is_the_cards_new_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_nvml(monkeypatch, [])
+    clock = [1980]
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetClockInfo", lambda handle, kind: clock[0])
+    looker = Looker("GPU-1")
+    looker.settle()
+
+    def dirty() -> str:
+        return str(between(looker.look(), looker.look())["dirty"])
+
+    assert dirty() == ""
+    clock[0] = 1500
+    assert dirty() == ""
+    clock[0] = 1400
+    assert dirty() == "the SM clock fell to 1400 MHz, of late it was 1980"
+    for _ in range(RECENT):
+        looker.look()
+    assert dirty() == ""
+    clock[0] = 900
+    idle = looker.look()
+    clock[0] = 1400
+    assert between(idle, looker.look())["dirty"] == ""  # it had been idle, and is at work again

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.bench import Status, Timing
+from mjolnir.tuner.gpu.canaries import StaleBinary, baked, stand_in
 from mjolnir.tuner.gpu.card import Graph
 from mjolnir.tuner.gpu.chain import Chains, LaunchError
 from mjolnir.tuner.gpu.inputs import KVSet
 from mjolnir.tuner.gpu.session import Session
 from mjolnir.tuner.gpu.worker import hold, instance, measure, noise
-from tests.fakes.gpu import CHAIN_NS, EMPTY_NS, STICKY
-from tests.tuner.gpu.conftest import POLICY
+from tests.fakes.gpu import CHAIN_NS, DEVICE, EMPTY_NS, STICKY, FakeBinary
+from tests.tuner.gpu.conftest import GEOMETRY, POLICY
 
 Sessions = Callable[..., Session]
 Expected = dict[str, str]
@@ -26,10 +30,20 @@ TROUBLE = {"1": "nan", "2": "wrong", "3": "wrong when timed", "4": "scribbles", 
 
 
 def request(expected: Expected, setting: Setting = CANDIDATE, **values: Any) -> dict[str, Any]:
+    made = binaries(setting, Setting(), fault=values.get("fault", "none"))
     return {
         "op": "measure", "trial": 1, "setting": setting.as_dict(), "fault": "none", "points": [0, 1, 2],
-        "rounds": None, "expected": expected, **values,
+        "rounds": None, "expected": expected, "binaries": made, **values,
     }  # fmt: skip
+
+
+def binaries(*settings: Setting, fault: str = "none") -> list[dict[str, Any]]:
+    """What was built, as the bench tells it."""
+    pairs = dict.fromkeys([(setting, each) for setting in settings for each in ("none", fault)])
+    return [
+        {"setting": setting.as_dict(), "fault": each, **asdict(FakeBinary.of(setting, GEOMETRY, baked(each)))}
+        for setting, each in pairs
+    ]
 
 
 def timed(tmp_path: Path) -> list[Setting | None]:
@@ -58,6 +72,7 @@ def test_a_right_setting_is_timed_against_the_default(session: Sessions, expecte
     assert answer["correctness"]["points"]["checked"] == 3
     assert answer["correctness"]["cases"]["checked"] >= 5
     assert answer["correctness"]["points"]["worst"]["excess"] <= 1
+    assert answer["correctness"]["fresh"]["checked"] == 1
     assert len(set(answer["plans"])) == 3
     assert set(answer["phases"]) == set(phases)
     assert len(answer["facts"]["plan_ns"]) == 3
@@ -108,11 +123,104 @@ def test_a_canary_that_passes_is_not_timed_either(
 ) -> None:
     made = session()
     monkeypatch.setattr(made.card, "decoder", blind(made.card.decoder))
+    monkeypatch.setattr("mjolnir.tuner.gpu.session.require_binary", lambda *_: None)
     answer = measure(made, request(expected, fault="mask"), ignore)
     assert answer["status"] == Status.MEASURED
     assert "let a 'mask' fault pass" in answer["reason"]
     assert "timings" not in answer
     assert timed(tmp_path) == []
+
+
+def test_a_stale_binary_is_seen_by_its_name_and_code_alone(
+    session: Sessions, expected: Expected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = stand_in(Setting(), GEOMETRY, DEVICE)
+    assert other.kv_stages == resolve(Setting(), GEOMETRY, DEVICE).kv_stages - 1
+    stale = request(expected, Setting(), fault="stale", serve=other.as_dict())
+    answer = measure(session(), stale, ignore)
+    assert answer["status"] == Status.INCORRECT
+    assert f"would run for {Setting()}; built was" in answer["reason"]
+    assert answer["correctness"]["cases"]["checked"] >= 5
+    assert timed(tmp_path) == []
+    # Its outputs are right: without the comparison nothing would be seen.
+    monkeypatch.setattr("mjolnir.tuner.gpu.session.require_binary", lambda *_: None)
+    assert measure(session(), stale, ignore)["status"] == Status.MEASURED
+
+
+def test_a_stale_binary_that_is_no_canary_is_the_benchs_own_failure(session: Sessions, expected: Expected) -> None:
+    told = binaries(CANDIDATE, Setting())
+    told[0]["binary"] = "0" * 64
+    with pytest.raises(StaleBinary, match=r"built was .* \(code 000000000000\)"):
+        measure(session(), request(expected, binaries=told), ignore)
+    with pytest.raises(StaleBinary, match="no binary was built"):
+        measure(session(), request(expected, binaries=binaries(Setting())), ignore)
+
+
+def test_a_replayed_output_is_seen_on_new_queries_alone(
+    session: Sessions, expected: Expected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = session()
+    answer = measure(made, request(expected, Setting(), fault="replayed"), ignore)
+    assert answer["status"] == Status.INCORRECT
+    assert answer["reason"].startswith("other queries at 3x195t-729cef: an output is off by")
+    assert answer["correctness"]["points"]["checked"] == 3
+    assert "status" not in answer["correctness"]["points"]["worst"]
+    assert timed(tmp_path) == []
+    assert answer["spoiled"] is False
+    assert measure(made, request(expected), ignore)["status"] == Status.MEASURED
+    monkeypatch.setattr(Session, "gate_fresh", lambda *_: [])
+    assert "let a 'replayed' fault pass" in measure(made, request(expected, fault="replayed"), ignore)["reason"]
+
+
+def test_other_queries_leave_the_inputs_as_they_were(session: Sessions) -> None:
+    inputs = session().inputs(0)
+    before = inputs.q_source.clone()
+    with inputs.other_queries(7) as (reference, allowed):
+        assert reference.shape == allowed.shape == inputs.out[-1].shape
+        assert not torch.equal(inputs.q_source[-1], before[-1])
+        assert torch.equal(inputs.q_source[0], before[0])
+    assert torch.equal(inputs.q_source, before)
+    assert inputs.changed() == ""
+
+
+def test_a_time_that_is_no_number_ends_as_nan(session: Sessions, expected: Expected) -> None:
+    made = session(trouble={"3": "no clock"})
+    answer = measure(made, request(expected, Setting(l2_prefetch=3)), ignore)
+    assert (answer["status"], "timings" in answer) == (Status.NAN, False)
+    assert "took nan ns by the device's clock" in answer["reason"]
+    arms = [Setting(l2_prefetch=3), Setting()]
+    ask = {
+        "op": "instance", "number": 1, "points": [0], "rounds": 4, "expected": expected,
+        "arms": [setting.as_dict() for setting in arms], "binaries": binaries(*arms),
+    }  # fmt: skip
+    assert instance(made, ask, ignore)["status"] == Status.NAN
+    assert measure(made, request(expected), ignore)["status"] == Status.MEASURED
+
+
+def test_a_clock_that_collapses_makes_the_trial_dirty(session: Sessions, expected: Expected) -> None:
+    fallen = {"sm_mhz": 900}
+    answer = measure(session(looks=[{}, *[fallen] * 3]), request(expected), ignore)
+    assert answer["status"] == Status.DIRTY
+    assert answer["reason"] == "the window was dirty: the SM clock fell to 900 MHz, of late it was 1980"
+    once = measure(session(looks=[{}, fallen]), request(expected), ignore)
+    assert once["status"] == Status.MEASURED
+    (discarded,) = once["timings"][0]["window"]["discarded"]
+    assert discarded["after"]["sm_mhz"] == 900
+    assert [len(arm) for arm in discarded["samples"]] == [POLICY.rounds] * 2
+
+
+def test_equal_inputs_give_equal_bits_or_it_is_said(session: Sessions, expected: Expected) -> None:
+    made = session(trouble={"3": "wavers"})
+    arms = [Setting(l2_prefetch=3), Setting()]
+    ask = {
+        "op": "instance", "number": 1, "points": [0, 2], "rounds": 4, "expected": expected,
+        "arms": [setting.as_dict() for setting in arms], "binaries": binaries(*arms),
+    }  # fmt: skip
+    answer = instance(made, ask, ignore)
+    assert answer["status"] == Status.MEASURED, answer["reason"]
+    assert [made["bitwise"] for made in answer["correctness"]["arms"]] == [
+        {"launches": 2, "points": 2, "equal": False}, {"launches": 2, "points": 2, "equal": True},
+    ]  # fmt: skip
 
 
 def blind(decoder: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +254,7 @@ def test_a_trial_renews_one_point_in_turn(session: Sessions, expected: Expected)
     made = session()
     measure(made, request(expected, trial=3), ignore)
     seeds = [made.inputs(point).seed for point in range(3)]
-    for trial, renewed in ((4, 1), (5, 2), (6, 0)):
+    for trial, renewed in ((4, 2), (7, 0), (8, 1)):  # in turn, whichever trials come here
         answer = measure(made, request(expected, trial=trial), ignore)
         assert answer["status"] == Status.MEASURED
         now = [made.inputs(point).seed for point in range(3)]
@@ -194,18 +302,19 @@ def test_some_points_for_some_rounds(session: Sessions, expected: Expected) -> N
     assert len(answer["plans"]) == 3
 
 
-def test_a_dirty_window_has_no_timings(session: Sessions, expected: Expected) -> None:
+def test_what_a_dirty_window_holds_is_kept_as_dirty(session: Sessions, expected: Expected) -> None:
     answer = measure(session(dirty_looks=99), request(expected), ignore)
     assert answer["status"] == Status.DIRTY
     assert "hw_thermal" in answer["reason"]
-    assert "timings" not in answer
-    assert answer["window"]["discarded"]
+    assert [len(timing["window"]["discarded"]) for timing in answer["timings"]] == [POLICY.attempts - 1] * 3
+    assert all(timing["window"]["dirty"] for timing in answer["timings"])
     assert measure(session(dirty_looks=1), request(expected), ignore)["status"] == Status.MEASURED
 
 
 def test_noise_is_the_default_twice_on_a_fresh_instance(session: Sessions, expected: Expected, tmp_path: Path) -> None:
     made = session()
-    ask = {"op": "noise", "number": 1, "points": [0, 1, 2], "rounds": None, "expected": expected}
+    told = {"expected": expected, "binaries": binaries(Setting())}
+    ask = {"op": "noise", "number": 1, "points": [0, 1, 2], "rounds": None, **told}
     first = noise(made, ask, ignore)
     assert first["status"] == Status.MEASURED
     versions = [made.inputs(point).version for point in range(3)]
@@ -224,7 +333,7 @@ def test_an_instance_times_all_arms_net_of_the_chain(session: Sessions, expected
     arms = [Setting(kv_stages=3), Setting(kv_stages=3, max_splits=2), Setting(max_splits=1), Setting()]
     ask = {
         "op": "instance", "number": 4, "points": [2, 0], "rounds": 8, "expected": expected,
-        "arms": [setting.as_dict() for setting in arms],
+        "arms": [setting.as_dict() for setting in arms], "binaries": binaries(*arms),
     }  # fmt: skip
     answer = instance(made, ask, ignore)
     assert answer["status"] == Status.MEASURED
@@ -235,6 +344,8 @@ def test_an_instance_times_all_arms_net_of_the_chain(session: Sessions, expected
             assert all(0 <= ns - CHAIN_NS - 100 * setting.kv_stages < 10 for ns in arm)
     assert len(answer["correctness"]["arms"]) == 4
     assert answer["window"]["dirty"] == ""
+    assert len(answer["window"]["points"]) == 2
+    assert answer["window"]["after"] == answer["window"]["points"][-1]["after"]
     seeds = [made.inputs(point).seed for point in (2, 0)]
     instance(made, {**ask, "number": 5}, ignore)
     assert all(made.inputs(point).seed != seed for point, seed in zip((2, 0), seeds, strict=True))
@@ -244,6 +355,7 @@ def test_an_instance_with_a_wrong_arm_times_none(session: Sessions, expected: Ex
     ask = {
         "op": "instance", "number": 4, "points": [1], "rounds": 8, "expected": expected,
         "arms": [Setting().as_dict(), Setting(l2_prefetch=3).as_dict()],
+        "binaries": binaries(Setting(), Setting(l2_prefetch=3)),
     }  # fmt: skip
     answer = instance(session(trouble=TROUBLE), ask, ignore)
     assert answer["status"] == Status.INCORRECT

@@ -1,0 +1,73 @@
+"""The benchmark of the search: what it counts, on tables of known truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mjolnir.kernel.knobs import Setting
+from mjolnir.research.bench import rivals, tuner_search
+from mjolnir.research.bench.tuner_search import Table
+from mjolnir.tuner import synthetic
+from mjolnir.tuner.workload import Workload, uniform
+
+WINNER = Setting(1, 4, 1, 1)
+GRID = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 6), "max_splits": (0, 1, 4), "pdl": (0, 1)}
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    workload = Workload("two", (uniform(1, 4096), uniform(32, 4096)))
+    truth = synthetic.planted(WINNER, 0.05)
+    return Table(synthetic.make(truth, values=GRID, workload=workload, noise=0.002))
+
+
+def place_of(table: Table, setting: Setting) -> int:
+    found = table.space.coordinates(setting)
+    return [table.space.member(place) for place in range(table.space.size)].index(found or ())
+
+
+def test_the_planted_winner_has_no_regret_and_all_others_five_percent(table: Table) -> None:
+    winner = place_of(table, WINNER)
+    assert table.regrets[winner].tolist() == [0.0, 0.0]
+    others = np.delete(table.regrets, winner, axis=0)
+    assert others == pytest.approx(np.full(others.shape, np.log(1.05)), abs=0.008)
+    assert table.truth[winner] == pytest.approx(np.full(2, -np.log(1.05)), abs=0.004)
+
+
+def test_draws_are_those_of_the_setting_whoever_asks(table: Table) -> None:
+    draws = table.draws(3)
+    leads, taken = tuner_search.campaign(table, 3, table.space.size, proposer="random")
+    assert leads[-1].tolist() == draws.argmin(axis=0).tolist() == [place_of(table, WINNER)] * 2
+    assert taken == table.space.size
+    assert (table.draws(4) != draws).any()
+
+
+def test_leads_and_trials_are_counted() -> None:
+    draws = np.array([0.3, 0.1, 0.2, 0.0])
+    assert tuner_search._lead([0, 2, 1], draws, 5) == [0, 2, 1, 1, 1]
+    assert tuner_search._interval(np.array([0.1, 0.2, 0.3]), np.array([0.2, 0.3, 0.4])) == pytest.approx((-0.1, -0.1))
+
+
+def test_trials_to_101_is_the_median_over_seeds_of_each_bucket(table: Table) -> None:
+    good, bad = place_of(table, WINNER), place_of(table, Setting(1, 2))
+    leads = np.array([[[bad, good]] * 3 + [[good, good]], [[bad, bad]] * 4, [[good, bad]] * 4])
+    assert tuner_search.trials_to(table, leads).tolist() == [4.0, float("inf")]
+
+
+def test_rivals_stay_inside_the_table_and_the_budget(table: Table) -> None:
+    draws = table.draws(0)[:, 0]
+    for rival in (rivals.at_random, rivals.plain_tpe):
+        tried = rival(table.space, draws, 0, 12)
+        assert 0 < len(tried) <= 12
+        assert 0 <= min(tried) <= max(tried) < table.space.size
+        assert tried == rival(table.space, draws, 0, 12)
+    assert len(set(rivals.at_random(table.space, draws, 0, 12))) == 12
+
+
+def test_kernel_tuner_replays_the_table(table: Table) -> None:
+    pytest.importorskip("kernel_tuner")
+    draws = table.draws(0)[:, 0]
+    tried = rivals.kernel_tuner("genetic_algorithm")(table.space, draws, 0, 20)
+    assert 0 < len(set(tried)) == len(tried) <= 20
+    assert max(tried) < table.space.size

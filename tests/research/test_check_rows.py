@@ -1,0 +1,68 @@
+"""What `defaults check` says of a table: stale, cannot run, without evidence, and what it spent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mjolnir.backend.table import Table, packaged_path
+from mjolnir.kernel.sources import kernel_hash
+from tests.research.conftest import make_row
+from tests.research.test_cli import call
+
+
+def check(tmp_path, table=None):
+    named = ("--table", table) if table else ()
+    code, out, _ = call("defaults", "check", "--ledger", tmp_path / "ledger", *named, "--json")
+    return code, json.loads(out)
+
+
+def test_the_packaged_table_is_whole(tmp_path):
+    code, data = check(tmp_path)
+    assert (code, data["ok"], data["problems"]) == (0, True, [])
+    assert len(data["rows"]) == 6
+    assert data["alpha"]["packaged table"] == pytest.approx(6 * 2.0**-12)
+    stale = kernel_hash() != Table.read(packaged_path()).rows[0].kernel_hash
+    assert data["stale"] == (6 if stale else 0)
+    text = call("defaults", "check", "--ledger", tmp_path / "ledger")[1]
+    assert "alpha spent by the packaged table: 0.00146" in text
+
+
+def test_a_stale_row_is_listed_and_is_no_fault(tmp_path):
+    row = Table.read(packaged_path()).rows[0]
+    path = tmp_path / "table.json"
+    path.write_bytes(Table("t", (replace(row, certificate={**row.certificate, "kernel_hash": "0" * 64}),)).render())
+    code, data = check(tmp_path, path)
+    assert (code, data["stale"], data["rows"][0]["stale"]) == (0, 1, True)
+    text = " ".join(call("defaults", "check", "--ledger", tmp_path / "ledger", "--table", path)[1].split())
+    assert "stale (000000000000)" in text
+    assert "1 rows were measured with other kernel sources" in text
+
+
+def test_rows_without_evidence_are_faults(tmp_path):
+    whole = make_row(8, kernel_hash())
+    lost = replace(whole, certificate={**whole.certificate, "records": ["ab" * 32], "alpha": 0.25})
+    lacking = make_row(32, kernel_hash())
+    lacking = replace(lacking, certificate={k: v for k, v in lacking.certificate.items() if k != "alpha"})
+    path = tmp_path / "table.json"
+    path.write_bytes(Table("t", (lost, lacking)).render())
+    code, data = check(tmp_path, path)
+    assert code == 1
+    assert [entry["lost_records"] for entry in data["rows"]] == [1, 0]
+    assert [entry["missing"] for entry in data["rows"]] == [[], ["alpha"]]
+    assert data["alpha"] == {str(path): 0.25}
+    text = " ".join(call("defaults", "check", "--ledger", tmp_path / "ledger", "--table", path)[1].split())
+    assert "1 of 1 records are nowhere" in text
+    assert "lacks alpha" in text
+
+
+def test_rows_that_cannot_run_are_faults(tmp_path):
+    path = tmp_path / "table.json"
+    row = make_row(8).as_dict()
+    row["value"] |= {"ctas_per_sm": 4, "kv_stages": 12}
+    path.write_text(json.dumps({"schema": "mjolnir.defaults/1", "rows": [row]}))
+    code, data = check(tmp_path, path)
+    assert (code, data["rows"]) == (1, [])
+    assert "shared memory" in data["problems"][0]

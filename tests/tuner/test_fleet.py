@@ -1,0 +1,179 @@
+"""Several devices as one bench: order, throughput, and what becomes of a device that fails."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mjolnir.kernel.device import H200
+from mjolnir.kernel.knobs import Setting
+from mjolnir.tuner.bench import Bench, InstanceRequest, Outcome, Status
+from mjolnir.tuner.coordinator import Result, run
+from mjolnir.tuner.fleet import FleetBench
+from mjolnir.tuner.journal import MemoryJournal
+from mjolnir.tuner.options import Options
+from mjolnir.tuner.recording import Recording
+from mjolnir.tuner.session import MOST_FAILURES
+from tests.fakes.bench import Script, ScriptedBench, failed
+from tests.fakes.fleet import SlowBench
+
+OPTIONS = Options(trials=24, minutes=60, proposer="random", noise=4)
+CHANGING = ("clock", "phases", "facts")
+
+
+def campaign(bench: Bench, options: Options = OPTIONS) -> tuple[Result, MemoryJournal]:
+    journal = MemoryJournal()
+    journal.append("epoch", {"epoch": "e1"})
+    try:
+        return run(bench, journal, options), journal
+    finally:
+        bench.close()
+
+
+def trials(journal: MemoryJournal) -> list[dict[str, Any]]:
+    return [record["body"] for record in journal.records if record["kind"] == "trial"]
+
+
+def comparable(journal: MemoryJournal) -> list[dict[str, Any]]:
+    return [{name: value for name, value in body.items() if name not in CHANGING} for body in trials(journal)]
+
+
+def fleet(*benches: Bench) -> FleetBench:
+    return FleetBench({f"cuda:{number}": bench for number, bench in enumerate(benches)})
+
+
+def test_the_records_are_those_of_one_device_however_long_trials_take(modelled: Recording) -> None:
+    _, alone = campaign(SlowBench(modelled))
+    uneven = {number: 0.02 * (number * 7 % 5) for number in range(1, 25)}
+    result, shared = campaign(fleet(SlowBench(modelled, slow=uneven), SlowBench(modelled, slow=uneven)))
+    assert comparable(shared) == comparable(alone)
+    assert [body["trial"] for body in trials(shared)] == list(range(1, 25))
+    assert result.reason == "trials"
+    assert {body["facts"]["device"] for body in trials(shared)} == {"cuda:0", "cuda:1"}
+
+
+def search_seconds(bench: Bench) -> float:
+    began: list[float] = []
+    ended: list[float] = []
+
+    class Watch:
+        def update(self, progress: Any) -> None:
+            if progress.phase == "search":
+                ended.append(time.perf_counter())
+            else:
+                began[:] = [time.perf_counter()] if not ended else began
+
+    journal = MemoryJournal()
+    journal.append("epoch", {"epoch": "e1"})
+    run(bench, journal, replace(OPTIONS, trials=16), Watch())
+    bench.close()
+    return ended[-1] - began[0]
+
+
+def test_two_devices_do_nearly_twice_as_much(modelled: Recording) -> None:
+    one = search_seconds(SlowBench(modelled, 0.15))
+    two = search_seconds(fleet(SlowBench(modelled, 0.15), SlowBench(modelled, 0.15)))
+    assert one / two >= 1.8
+
+
+def test_a_device_that_dies_costs_no_trial_and_none_is_run_twice(modelled: Recording) -> None:
+    _, alone = campaign(SlowBench(modelled))
+    dies, lives = SlowBench(modelled, 0.005, fails=lambda number: number > 12), SlowBench(modelled, 0.005)
+    result, journal = campaign(fleet(dies, lives))
+    assert comparable(journal) == comparable(alone)
+    assert (result.reason, result.measured) == ("trials", 24)
+    assert sorted(trial for trial, _ in [*dies.measured, *lives.measured]) == list(range(1, 25))
+    lost = [entry for body in trials(journal) for entry in body["facts"].get("lost", ())]
+    assert [(entry["device"], entry["reason"]) for entry in lost] == [("cuda:0", "the worker was killed")] * 3
+    assert [bool(entry["aside"]) for entry in lost] == [False, False, True]
+    assert {body["facts"]["device"] for body in trials(journal)[-8:]} == {"cuda:1"}
+
+
+def test_a_device_that_recovers_is_not_set_aside(modelled: Recording) -> None:
+    shaky = SlowBench(modelled, 0.005, fails=lambda number: number > 10 and number % 3 > 0)
+    result, journal = campaign(fleet(shaky, SlowBench(modelled, 0.005)))
+    assert result.measured == 24
+    lost = [entry for body in trials(journal) for entry in body["facts"].get("lost", ())]
+    assert len(lost) >= MOST_FAILURES
+    assert not any(entry["aside"] for entry in lost)
+
+
+def test_when_all_devices_are_gone_the_campaign_ends_and_says_so(modelled: Recording) -> None:
+    result, journal = campaign(fleet(*(SlowBench(modelled, 0.002, fails=lambda number: number > 9) for _ in range(2))))
+    assert (result.reason, result.resumable) == ("infrastructure", True)
+    last = trials(journal)[-1]
+    assert last["status"] == "infrastructure"
+    assert "the worker was killed" in last["reason"]
+    again = run(SlowBench(modelled), journal, OPTIONS)
+    assert again.reason == "trials"
+    assert [body["trial"] for body in trials(journal)] == list(range(1, 25))
+
+
+def test_a_setting_that_kills_every_worker_is_asked_of_two(modelled: Recording) -> None:
+    script = Script(trials={5: failed(Status.INFRASTRUCTURE, "killed")})
+    benches = [ScriptedBench(modelled, script, simulated=False) for _ in range(3)]
+    _, journal = campaign(fleet(*benches))
+    assert trials(journal)[4]["status"] == "infrastructure"
+    assert len(trials(journal)[4]["facts"]["lost"]) == 2
+    assert sum(trial == 5 for bench in benches for trial, _ in bench.measured) == 2
+
+
+def test_every_card_has_its_canaries_and_its_noise(modelled: Recording) -> None:
+    first, second = SlowBench(modelled), SlowBench(modelled)
+    _, journal = campaign(fleet(first, second), replace(OPTIONS, trials=2))
+    canaries = [record["body"] for record in journal.records if record["kind"] == "canary"]
+    assert [set(body["correctness"]["devices"]) for body in canaries] == [{"cuda:0", "cuda:1"}] * 3
+    noise = [record["body"]["timings"] for record in journal.records if record["kind"] == "noise"]
+    assert [{timing["window"]["device"] for timing in timings} for timings in noise] == [
+        {"cuda:1"}, {"cuda:0"}, {"cuda:1"}, {"cuda:0"},
+    ]  # fmt: skip
+    assert len(first.threads) == len(second.threads) == 1
+
+
+def test_one_gate_that_is_blind_voids_the_campaign(modelled: Recording) -> None:
+    blind = ScriptedBench(modelled, Script(canaries={"skip": [Outcome(Status.MEASURED)]}), simulated=False)
+    result, _ = campaign(fleet(ScriptedBench(modelled, simulated=False), blind))
+    assert (result.reason, result.void) == ("canary", True)
+
+
+def test_a_device_that_cannot_do_its_canaries_is_set_aside_and_the_others_go_on(modelled: Recording) -> None:
+    result, journal = campaign(fleet(SlowBench(modelled, fails=lambda number: True), SlowBench(modelled)))
+    assert result.measured == 24
+    first = [record["body"] for record in journal.records if record["kind"] == "canary"][:3]
+    assert [body["status"] for body in first] == ["infrastructure", "infrastructure", "incorrect"]
+
+
+def test_the_instances_of_a_process_share_a_device(modelled: Recording) -> None:
+    made = fleet(SlowBench(modelled), SlowBench(modelled))
+    arms = (modelled.default, modelled.settings[0])
+    found = [made.instance(InstanceRequest(process, number, (0,), arms)) for number, process in enumerate((4, 4, 5, 5))]
+    assert [instance.window["device"] for instance in found] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    made.close()
+
+
+def test_what_was_announced_and_not_begun_is_taken_back_when_the_search_ends(modelled: Recording) -> None:
+    benches = [SlowBench(modelled, 0.05), SlowBench(modelled, 0.05)]
+    made = fleet(*benches)
+    for trial in range(1, 9):
+        made.begin(trial, modelled.settings[trial])
+    made.noise(1)
+    made.close()
+    assert sum(len(bench.measured) for bench in benches) <= 4
+
+
+def test_devices_have_to_be_equal(modelled: Recording) -> None:
+    other = SlowBench(replace(modelled, device=replace(H200, name="NVIDIA H100")))
+    with pytest.raises(ValueError, match=r"cuda:1 differs from the other devices in its device: .*H100"):
+        fleet(SlowBench(modelled), other)
+
+
+def test_a_trial_is_measured_as_it_was_announced(modelled: Recording) -> None:
+    made = fleet(SlowBench(modelled), SlowBench(modelled))
+    made.begin(1, modelled.settings[1])
+    with pytest.raises(ValueError, match="trial 1 was announced with"):
+        made.measure(1, Setting(1, 4))
+    made.close()
+    assert made.environment["devices"] == ["cuda:0", "cuda:1"]

@@ -1,0 +1,83 @@
+"""The surrogate: its gradient, what it interpolates, and the features that it sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import check_grad
+from scipy.stats import norm
+
+from mjolnir.kernel.device import H200
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
+from mjolnir.tuner import surrogate
+from mjolnir.tuner.features import STREAM_STEPS, Features, longest_run
+from mjolnir.tuner.space import Space
+from mjolnir.tuner.surrogate import Array, Belief, Shape, believe, fit
+from mjolnir.tuner.workload import DECODE8, uniform
+
+GRID = np.array([[a, b] for a in range(5) for b in range(5)], dtype=float)
+
+
+def additive(points: Array) -> Array:
+    """A sum of what each feature does alone."""
+    found: Array = np.array([0.0, 0.3, 0.1, 0.5, 0.2])[points[:, 0].astype(int)] - 0.2 * points[:, 1]
+    return found
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    rng = np.random.default_rng(0)
+    settings, values = rng.integers(0, 5, (20, 3)).astype(float), rng.normal(size=20)
+    near = [surrogate._near(column, column) for column in settings.T]
+    for logs in (np.array([0.0, 0.0, 0.0, -4.0]), np.array([1.0, -2.0, 0.5, -3.0])):
+        error = check_grad(
+            lambda x: surrogate._loss(x, near, values)[0], lambda x: surrogate._loss(x, near, values)[1], logs
+        )
+        assert error < 1e-4
+
+
+def test_what_each_feature_does_alone_is_carried_to_their_combinations() -> None:
+    star = np.array([point for point in GRID.tolist() if 0.0 in point])
+    values = additive(star)
+    shape = fit(star, values - values.mean())
+    rest = np.array([point for point in GRID.tolist() if 0.0 not in point])
+    belief = believe(shape, star, values, np.empty((0, 2)), rest)
+    assert np.corrcoef(belief.mean, additive(rest))[0, 1] > 0.95
+    assert rest[belief.mean.argmin()].tolist() == rest[additive(rest).argmin()].tolist()
+
+
+def test_what_is_known_is_believed_and_what_is_pending_takes_doubt_away() -> None:
+    told, far = GRID[:6], GRID[-1:]
+    shape = Shape(np.ones(2), 1e-6)
+    belief = believe(shape, told, additive(told), np.empty((0, 2)), np.concatenate([told, far]))
+    assert belief.mean[:6] == pytest.approx(additive(told), abs=1e-3)
+    assert belief.deviation[:6].max() < 0.01 < belief.deviation[6]
+    waiting = believe(shape, told, additive(told), far, far)
+    assert waiting.deviation[0] < 0.01
+    assert waiting.mean[0] == pytest.approx(belief.mean[6])
+
+
+def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
+    belief = Belief(np.array([1.0, 0.5]), np.array([0.2, 0.1]), best=0.9)
+    draws = 0.9 - (
+        np.array([1.0, 0.5]) + np.array([0.2, 0.1]) * norm.ppf(np.linspace(0.00001, 0.99999, 99999))[:, None]
+    )
+    assert belief.improvement == pytest.approx(np.maximum(draws, 0).mean(axis=0), rel=1e-3)
+    assert belief.optimistic_gap(2.0) == pytest.approx(0.9 - 0.5 + 0.2)
+    assert Belief(np.array([2.0]), np.array([0.1]), 0.9).optimistic_gap(2.0) == 0.0
+
+
+def test_features_are_steps_of_knobs_and_the_stream_of_the_slowest_sm() -> None:
+    space = Space(Geometry(32, 8), H200)
+    settings = [Setting(1, 2, 16), Setting(2, 3, 0, pdl=1), Setting(1, 12, 1)]
+    coordinates = [found for setting in settings if (found := space.coordinates(setting))]
+    plain = Features(space, None).table(8, coordinates)
+    assert plain[:2].tolist() == [[0, 0, 5, 0, 0, 1], [1, 1, 0, 1, 0, 1]]
+    whole = Features(space, DECODE8).table(8, coordinates)
+    assert whole[:, :6].tolist() == plain.tolist()
+    # 8 sequences x 8 heads of 128 tiles on 132 SMs; unsplit, one CTA streams a whole pair.
+    assert longest_run(uniform(8, 8192), 8, 132, 1) == 128
+    assert whole[2, 6] == pytest.approx(STREAM_STEPS * np.log(128))
+    runs = [longest_run(uniform(8, 8192), 8, 132 * ctas, splits) for ctas, splits in ((1, 16), (2, 0))]
+    assert 8 * 8 * 128 / 132 <= runs[0] < 128
+    assert whole[:2, 6] == pytest.approx(STREAM_STEPS * np.log([runs[0], 2 * runs[1]]))

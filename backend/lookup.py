@@ -18,9 +18,10 @@ from typing import Any
 
 from mjolnir.backend.key import bucket_of
 from mjolnir.backend.overrides import Overrides
-from mjolnir.backend.table import ENGINES, VARIABLE, Key, Row, Table, packaged_path
+from mjolnir.backend.table import VARIABLE, Key, Row, Table, packaged_path
 from mjolnir.backend.table import user_path as user_path
 from mjolnir.kernel.device import Device
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import infeasible
@@ -161,32 +162,27 @@ class Defaults:
         if row is None:
             steps.append(Step(BUILT_IN, BUILT_IN, "serves", f"no table has a row for this; {base}"))
         setting = self.overrides.apply(base)
-        sources = {name: self._source(name, source) for name in setting.as_dict()}
+        sources = {name: self.overrides.source(name) or source for name in setting.as_dict()}
         steps.append(self._override_step(setting.changed(base)))
-        if reason := infeasible(setting, geometry, device):
+        engine = row.engine_on(geometry, device.arch) if row else engine_for(geometry, device.arch)
+        if reason := infeasible(setting, geometry, device, engine):
             used = " and ".join(dict.fromkeys(sources.values()))
             raise ValueError(f"{setting}, from {used}, cannot run: {reason}")
         stale = bool(row and self.kernel_hash and row.kernel_hash != self.kernel_hash)
         self._log(key, steps, row if stale else None)
-        return Resolution(key, row.engine if row else ENGINES[0], setting, sources, row, stale, tuple(steps))
+        return Resolution(key, engine.name, setting, sources, row, stale, tuple(steps))
 
     def _find(self, key: Key, device: Device, geometry: Geometry, steps: list[Step]) -> Row | None:
         for table in self.tables:
             for rule, row in _candidates(table, key):
                 if row is None:
                     steps.append(Step(table.name, rule, "no row", _missed(rule, key)))
-                elif reason := infeasible(row.setting, geometry, device):
+                elif reason := _misfit(row, geometry, device):
                     steps.append(Step(table.name, rule, "does not fit", f"{row.setting}: {reason}", row.key))
                 else:
                     steps.append(Step(table.name, rule, "serves", f"row for {row.key}: {row.setting}", row.key))
                     return row
         return None
-
-    def _source(self, knob: str, base: str) -> str:
-        if knob in self.overrides.variables:
-            return self.overrides.variables[knob]
-        folded = knob == "kv_stages" and "ctas_per_sm" in self.overrides.values
-        return self.overrides.variables["ctas_per_sm"] if folded else base
 
     def _override_step(self, changed: Mapping[str, int]) -> Step:
         if not self.overrides.values:
@@ -221,6 +217,14 @@ def _candidates(table: Table, key: Key) -> Iterator[tuple[str, Row | None]]:
     tried = {key, *(row.key for row in neighbours)}
     similar = [row for row in table.rows if row.key not in tried and _is_similar(row.key, key)]
     yield from ((SIMILAR, row) for row in sorted(similar, key=lambda row: _distance(row.key, key)) or NOTHING)
+
+
+def _misfit(row: Row, geometry: Geometry, device: Device) -> str | None:
+    """Why a row cannot serve a geometry on a device, or None."""
+    try:
+        return infeasible(row.setting, geometry, device, row.engine_on(geometry, device.arch))
+    except ValueError as error:
+        return str(error)
 
 
 def _is_similar(row: Key, key: Key) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from mjolnir.kernel.knobs import KNOBS, Knob, Setting, parse_assignment
+from mjolnir.kernel.knobs import KNOBS, Knob, Setting, knob, parse_assignment
 
 PREFIX = "MJOLNIR_ATTN_"
 
@@ -16,6 +16,10 @@ OLDER_PREFIX = "THOR_T5_"
 def variable(knob: Knob) -> str:
     """The environment variable that overrides `knob`."""
     return PREFIX + knob.variable
+
+
+BELONGS_TO = {"consumer_warps": ("ctas_per_sm",), "kv_stages": ("ctas_per_sm", "consumer_warps")}
+"""Knobs whose value was chosen for that of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +43,34 @@ class Overrides:
                 value and what is allowed.
         """
         values, variables = {}, {}
-        for knob in KNOBS:
-            for name in (variable(knob), OLDER_PREFIX + knob.variable):
+        for item in KNOBS:
+            for name in (variable(item), OLDER_PREFIX + item.variable):
                 # Empty is unset, as shells have it.
                 if text := environ.get(name):
-                    values[knob.name], variables[knob.name] = _parse(knob, name, text), name
+                    values[item.name], variables[item.name] = _parse(item, name, text), name
                     break
         return cls(values, variables)
 
     def apply(self, setting: Setting) -> Setting:
         """`setting` with the knobs of the environment put over it.
 
-        A ring depth belongs to the number of CTAs it was chosen for: where only the latter is set, the depth becomes 0.
+        Computing warps belong to the number of CTAs that they were chosen for, and a ring depth to both: where only
+        what they belong to is set, they become what they are by default.
         """
-        values = dict(self.values)
-        if "ctas_per_sm" in values:
-            values.setdefault("kv_stages", 0)
-        return replace(setting, **values)
+        return replace(setting, **{name: knob(name).default for name in self._displaced()}, **self.values)
+
+    def source(self, name: str) -> str | None:
+        """The variable that a knob's value comes from, its own or that of a knob which it belongs to; or None."""
+        return self.variables.get(name) or self._displaced().get(name)
+
+    def _displaced(self) -> dict[str, str]:
+        """Knobs that are not set and belong to one that is, and its variable."""
+        return {
+            name: self.variables[owner]
+            for name, owners in BELONGS_TO.items()
+            for owner in reversed(owners)
+            if name not in self.values and owner in self.values
+        }
 
     def __str__(self) -> str:
         return ", ".join(f"{self.variables[name]}={value}" for name, value in self.values.items())

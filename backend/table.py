@@ -17,15 +17,14 @@ from typing import Any
 
 from mjolnir.backend.key import Key as Key
 from mjolnir.backend.key import clip, members, short
+from mjolnir.kernel.engine import ENGINES, Engine, engine_for
+from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import infeasible
 
 log = logging.getLogger(__name__)
 
 SCHEMA = "mjolnir.defaults/1"
-
-ENGINES = ("warp",)
-"""The engines that a row may name."""
 
 CERTIFICATE = (
     "method",
@@ -81,7 +80,8 @@ class Row:
         certificate: the evidence, as it is in the file.
 
     Raises:
-        ValueError: an unknown engine, knobs that cannot fit the key's device, or a certificate that is no plain JSON.
+        ValueError: an engine that is unknown or cannot run the key's geometry on its device, knobs that do not fit
+            there, or a certificate that is no plain JSON.
     """
 
     key: Key
@@ -92,7 +92,8 @@ class Row:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"value: engine = {short(self.engine)} is unknown; there are {', '.join(ENGINES)}")
-        if reason := infeasible(self.setting, self.key.geometry, self.key.hardware):
+        engine = self.engine_on(self.key.geometry, self.key.arch)
+        if reason := infeasible(self.setting, self.key.geometry, self.key.hardware, engine):
             raise ValueError(f"value: {self.setting} cannot run: {reason}")
         try:
             _json(dict(self.certificate), sort=True).encode()
@@ -123,6 +124,17 @@ class Row:
         """The JSON form."""
         value = {"engine": self.engine, **self.setting.as_dict()}
         return {"key": self.key.as_dict(), "value": value, "certificate": dict(self.certificate)}
+
+    def engine_on(self, geometry: Geometry, arch: str) -> Engine:
+        """The row's engine with the items that it makes of `geometry`.
+
+        Raises:
+            ValueError: it cannot run the geometry there.
+        """
+        try:
+            return engine_for(geometry, arch, self.engine)
+        except ValueError as error:
+            raise ValueError(f"value: {error}") from None
 
     @property
     def kernel_hash(self) -> str:

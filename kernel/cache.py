@@ -21,9 +21,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mjolnir.kernel import cross
 from mjolnir.kernel.cubin import read_resources
 from mjolnir.kernel.sources import kernel_hash
-from mjolnir.kernel.variant import Variant, fixed_smem_bytes, stage_bytes
+from mjolnir.kernel.variant import Variant
 
 OPTIONS = "--enable-tvm-ffi --keep-cubin --keep-ptx"
 FUNCTION = "mjolnir_launch"
@@ -88,35 +89,47 @@ def open_folder(folder: Path | None) -> Path:
 
 
 @cache
-def toolchain() -> tuple[str, ...]:
+def toolchain(host: str = platform.machine()) -> tuple[str, ...]:
     """What a binary depends on beside the variant: sources, DSL packages, host, options."""
     packages = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
-    return (kernel_hash(), platform.machine(), OPTIONS, *(f"{name} {version(name)}" for name in packages))
+    return (kernel_hash(), host, OPTIONS, *(f"{name} {version(name)}" for name in packages))
 
 
-def key_of(variant: Variant) -> str:
+def key_of(variant: Variant, host: str | None = None) -> str:
     """The cache key of `variant` with the toolchain installed here."""
-    return variant.key(*toolchain())
+    return variant.key(*_toolchain(host))
 
 
-def build(variant: Variant, folder: Path | None = None) -> Built:
+def _toolchain(host: str | None) -> tuple[str, ...]:
+    """For this host whether it is named or not."""
+    return toolchain(host) if host is not None and cross.foreign(host) else toolchain()
+
+
+def build(variant: Variant, folder: Path | None = None, host: str | None = None) -> Built:
     """Find the object of `variant`, or compile it; needs no GPU, and any number of processes may do it at once.
+
+    Args:
+        variant: what to compile.
+        folder: the cache, None = the user's.
+        host: the machine that will load the object, one of `cross.HOSTS`; None = this one. A folder that was filled for
+            another machine is found complete there by the same versions of the same packages.
 
     Raises:
         CompileError: the compiler refused it.
+        ValueError: an unknown host.
         PermissionError: see `open_folder`.
     """
-    smem = variant.kv_stages * stage_bytes(variant.geometry) + fixed_smem_bytes()
 
     def target() -> tuple[object, tuple[object, ...]]:
         from mjolnir.kernel.engines import step
 
         return step.Step(variant), step.arguments(variant)
 
-    return _find_or_compile(key_of(variant), variant.arch, smem, target, open_folder(folder))
+    key = key_of(variant, host)
+    return _find_or_compile(key, variant.arch, variant.smem_bytes, target, open_folder(folder), host)
 
 
-def build_plan(arch: str, folder: Path | None = None) -> Built:
+def build_plan(arch: str, folder: Path | None = None, host: str | None = None) -> Built:
     """The same for the plan kernel, of which there is one for each architecture."""
 
     def target() -> tuple[object, tuple[object, ...]]:
@@ -124,8 +137,8 @@ def build_plan(arch: str, folder: Path | None = None) -> Built:
 
         return planner.Planner(), planner.arguments()
 
-    digest = hashlib.sha256(json.dumps(["plan", arch, *toolchain()]).encode()).hexdigest()[:32]
-    return _find_or_compile(digest, arch, 0, target, open_folder(folder))
+    digest = hashlib.sha256(json.dumps(["plan", arch, *_toolchain(host)]).encode()).hexdigest()[:32]
+    return _find_or_compile(digest, arch, 0, target, open_folder(folder), host)
 
 
 _functions: dict[Path, Callable[..., None]] = {}
@@ -158,7 +171,12 @@ def compile_only(target: object, arguments: tuple[object, ...], arch: str) -> An
 
 
 def _find_or_compile(
-    key: str, arch: str, smem: int, target: Callable[[], tuple[object, tuple[object, ...]]], folder: Path
+    key: str,
+    arch: str,
+    smem: int,
+    target: Callable[[], tuple[object, tuple[object, ...]]],
+    folder: Path,
+    host: str | None,
 ) -> Built:
     path, facts = folder / f"{key}.o", folder / f"{key}.json"
     found = _read_facts(facts, path)
@@ -168,13 +186,20 @@ def _find_or_compile(
     compiled = compile_only(*target(), arch)
     cubin = compiled.artifacts.CUBIN
     resources = read_resources(cubin)
-    _replace(path, lambda scratch: compiled.export_to_c(str(scratch), function_name=FUNCTION))
+    _replace(path, lambda scratch: _export(compiled, scratch, host))
     seconds = round(time.perf_counter() - started, 3)
     binary = hashlib.sha256(cubin).hexdigest()
     built = Built(key, path, binary, resources.registers, resources.frame_bytes, smem, seconds)
     text = json.dumps({**asdict(built), "path": path.name, "object": _sha256(path)})
     _replace(facts, lambda scratch: scratch.write_text(text))
     return built
+
+
+def _export(compiled: Any, path: Path, host: str | None) -> None:
+    if host is not None and cross.foreign(host):
+        cross.export(compiled, path, FUNCTION, host)
+    else:
+        compiled.export_to_c(str(path), function_name=FUNCTION)
 
 
 def _read_facts(facts: Path, path: Path) -> Built | None:

@@ -10,10 +10,11 @@ TILE = 64
 """Tokens of one KV tile, the unit of the plan and of the ring."""
 
 PAGE_SIZES = (16, 32, 64, 128)
-HEAD_DIMS = (128,)
-MAX_GQA = 16
+HEAD_DIMS = (128, 256)
+MAX_Q_LEN = 16
+MAX_GQA = 128
 KV_FORMATS = ("fp8",)
-Q_FORMATS = ("native",)
+Q_FORMATS = ("native", "fp8")
 DTYPES = ("bf16", "f16")
 LAYOUT_CLASSES = ("head-major", "token-major")
 KV_PLACES = ("together", "apart")
@@ -29,9 +30,10 @@ class Geometry:
         head_dim: elements of one head.
         page_size: tokens of one KV page.
         q_len: query tokens of one sequence.
-        causal: whether a query row sees only keys up to its own position; with q_len 1 the same either way.
+        causal: whether query token i sees keys up to `length - q_len + i` alone; always True with q_len 1, where it
+            says nothing.
         kv_format: format of the KV cache, "fp8" (e4m3).
-        q_format: "native" (bf16 or f16 as it is).
+        q_format: "native" (bf16 or f16 as it is) or "fp8" (e4m3 with one scale for each sequence and KV head).
         dtype: dtype of query and output, "bf16" or "f16".
 
     Raises:
@@ -53,8 +55,10 @@ class Geometry:
             raise ValueError(f"heads {self.heads_q}/{self.heads_kv}: query heads must be a multiple of KV heads")
         if self.gqa > MAX_GQA:
             raise ValueError(f"GQA ratio {self.gqa} is above {MAX_GQA}, the most that an engine supports")
-        if self.q_len != 1:
-            raise ValueError(f"q_len = {self.q_len}: only 1 is supported")
+        if not 1 <= self.q_len <= MAX_Q_LEN:
+            raise ValueError(f"q_len = {self.q_len} is not supported; it is 1 to {MAX_Q_LEN}")
+        if self.q_len == 1:
+            object.__setattr__(self, "causal", True)
         allowed: Mapping[str, tuple[object, ...]] = {
             "head_dim": HEAD_DIMS,
             "page_size": PAGE_SIZES,
@@ -74,7 +78,7 @@ class Geometry:
 
     @property
     def rows(self) -> int:
-        """Query rows that share one KV head: the rows of one item."""
+        """Query rows that share one KV head; row r is query token r // gqa and query head r % gqa of the head's."""
         return self.gqa * self.q_len
 
     @property
@@ -100,10 +104,10 @@ class Geometry:
 
     @classmethod
     def parse(cls, text: str) -> Geometry:
-        """Read `32/8xd128,page=64,q=1` (also `kv=fp8`, `query=native`, `dtype=bf16`).
+        """Read `32/8xd128,page=64,q=1` (also `causal=no`, `kv=fp8`, `query=native`, `dtype=bf16`).
 
         Raises:
-            ValueError: the text is not of this form, or names what is not supported.
+            ValueError: the text is not of this form, names a field twice, or names what is not supported.
         """
         head, *rest = (part.strip() for part in text.split(","))
         match = re.fullmatch(r"(\d+)/(\d+)xd(\d+)", head)
@@ -114,22 +118,38 @@ class Geometry:
         values: dict[str, object] = dict(
             zip(("heads_q", "heads_kv", "head_dim"), map(int, match.groups()), strict=True)
         )
-        names = {"page": "page_size", "q": "q_len", "kv": "kv_format", "query": "q_format", "dtype": "dtype"}
         for part in rest:
             name, _, value = part.partition("=")
-            if name not in names or not value:
-                raise ValueError(f"{part!r} in {text!r} is not one of {', '.join(n + '=...' for n in names)}")
-            if names[name] in ("page_size", "q_len"):
-                if not value.isdigit():
-                    raise ValueError(f"{part!r} in {text!r} must be a whole number")
-                values[names[name]] = int(value)
-            else:
-                values[names[name]] = value
+            if name not in FIELDS or not value:
+                raise ValueError(f"{part!r} in {text!r} is not one of {', '.join(n + '=...' for n in FIELDS)}")
+            if FIELDS[name] in values:
+                raise ValueError(f"{text!r} names {name} twice")
+            values[FIELDS[name]] = _read(name, value, text)
         return cls.from_dict(values)
 
     def __str__(self) -> str:
         text = f"{self.heads_q}/{self.heads_kv}xd{self.head_dim},page={self.page_size},q={self.q_len}"
-        return text + f",kv={self.kv_format},query={self.q_format},dtype={self.dtype}"
+        block = "" if self.causal else ",causal=no"
+        return text + f"{block},kv={self.kv_format},query={self.q_format},dtype={self.dtype}"
+
+
+FIELDS = {
+    "page": "page_size", "q": "q_len", "causal": "causal", "kv": "kv_format", "query": "q_format", "dtype": "dtype",
+}  # fmt: skip
+"""What `Geometry.parse` reads beside heads and head size, and the field that each word stands for."""
+
+
+def _read(name: str, value: str, text: str) -> int | str | bool:
+    """The value of one word of a geometry."""
+    if name in ("page", "q"):
+        if not value.isdigit():
+            raise ValueError(f"{name}={value} in {text!r} must be a whole number")
+        return int(value)
+    if name == "causal":
+        if value not in ("yes", "no"):
+            raise ValueError(f"causal={value} in {text!r} must be yes or no")
+        return value == "yes"
+    return value
 
 
 @dataclass(frozen=True, slots=True, order=True)

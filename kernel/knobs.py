@@ -61,6 +61,8 @@ class Knob:
         if self.is_switch:
             return "off (0), on (1)"
         low, high = self.values[0], self.values[-1]
+        if len(self.values) <= 2:
+            return " or ".join(map(str, self.values))
         if len(self.values) == high - low + 1:
             return f"{low} to {high}"
         return f"0, {self.values[1]} to {high}"
@@ -100,6 +102,10 @@ class Setting:
         (0, *range(2, 13)), 0, baked=True, variable="KV_STAGES", costs="shared memory",
         help="ring depth in KV tiles of 64 tokens; 0 = as many as fit",
     )  # fmt: skip
+    consumer_warps: int = _knob(
+        (4, 8), 4, baked=True, variable="CONSUMER_WARPS", costs="registers, shared memory",
+        help="computing warps of one CTA; eight work on two tiles at once",
+    )  # fmt: skip
     max_splits: int = _knob(
         range(513), 0, baked=False, variable="MAX_SPLITS",
         search=(0, *(1 << i for i in range(10))),
@@ -107,7 +113,7 @@ class Setting:
     )  # fmt: skip
     pdl: int = _knob(
         (0, 1), 0, baked=True, variable="PDL",
-        help="programmatic dependent launch of decode and merge",
+        help="programmatic dependent launch of the decode kernel",
     )  # fmt: skip
     l2_prefetch: int = _knob(
         range(9), 0, baked=True, variable="L2_PREFETCH",

@@ -3,8 +3,16 @@
 **Rule.** An item is one (sequence, KV head); items are ordered by sequence, heads innermost. Sequence `b` has `T_b =
 max(1, ceil(n_b / 64))` tiles for each of its items, where `n_b = min(len_b + margin, capacity)`, and no margin is
 given to a length of zero (its single tile is empty: somebody has to write its zeros). The tiles of all items form one
-line of `T = heads_kv * sum(T_b)` tiles, and a grid of `G` CTAs cuts it `G - 1` times. The ideal place of cut `c` is
-`floor(c * T / G)`. It is moved to the nearest place where the item it falls into may be cut: a multiple of the item's
+line of `T = heads_kv * sum(T_b)` tiles, and a grid of `G` CTAs cuts it `G - 1` times, into runs of equal length. That
+length is `T / G`, or a little more where runs then end with items: with `L` the longest item's tiles,
+
+- where `L >= T / G`, the longest item is cut into `n = floor(L G / T)` equal chunks, but `max_splits` at most, and a
+  run is `L / n`, if that is at most 9/8 of `T / G`, or if `max_splits` is what limits n and all sequences are as long;
+- else a run holds `k = ceil(T / (G L))` items as long as the longest, if `k L` is at most 9/8 of `T / G`.
+
+So with equal lengths a run is one chunk, or a few whole items; the last CTAs may have nothing to do, which costs
+little, as the others read at the memory's rate all the same. The ideal place of cut `c` is `floor(c * run)`, or the
+line's end. It is moved to the nearest place where the item it falls into may be cut: a multiple of the item's
 grain from its start (ties go down), or its end. The grain is 1 when `max_splits` is 0, else `ceil(T_b / max_splits)`,
 so that no item falls into more than `max_splits` chunks, and 1 means cuts at item borders only. CTA `c` reads what
 lies between cut `c` and cut `c + 1`; equal cuts leave it an empty run. Every tile is read once.
@@ -16,7 +24,14 @@ by the lengths that were planned, and masks by the lengths that are true when it
 A chunk is the part of an item inside one run. An item inside one run is written as it is. Otherwise each of its chunks
 leaves a partial (output normalised over the chunk, and its base-2 log-sum-exp) in a slot of its CTA: slot `2 c` if the
 item is the first of run `c`, else `2 c + 1` (it is then the last). So the workspace depends on the grid alone:
-`2 G * rows * (head_dim + 1)` floats. The merge of an item belongs to its first cut.
+`2 G * rows * (head_dim + 1)` floats.
+
+The partials of an item are merged by the CTA that is the last to write one; where they come from more than
+`MERGE_GROUP` CTAs, in groups of that many neighbours first. On the device each cut inside an item also names the slot
+of the item's first chunk and one past the last CTA that has a chunk of it.
+
+Where an engine deals a head's query rows out to several items (see `engine`), "head" in all of this means one (KV
+head, row block), blocks innermost.
 """
 
 from __future__ import annotations
@@ -28,6 +43,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from mjolnir.kernel.geometry import TILE
+
+MERGE_GROUP = 16
+"""Most CTAs whose partials are merged at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +134,34 @@ def make_plan(
     tiles = tuple(planned_tiles(length, capacity, margin) for length in lengths)
     starts = list(accumulate((heads_kv * count for count in tiles), initial=0))
     total = starts.pop()
-    quotient, remainder = divmod(total, grid)
+    length, pieces = run_length(total, max(tiles), heads_kv * len(tiles), grid, max_splits)
     cuts = []
     for cut in range(grid):
-        place = cut * quotient + cut * remainder // grid
+        place = cut * length // pieces
+        if place >= total:
+            cuts.append((len(tiles) * heads_kv, 0))
+            continue
         sequence = bisect_right(starts, place) - 1
         head, tile = divmod(place - starts[sequence], tiles[sequence])
         cuts.append(_snap(sequence * heads_kv + head, tile, tiles[sequence], max_splits))
     return Plan(heads_kv, tiles, (*cuts, (len(tiles) * heads_kv, 0)))
+
+
+def run_length(total: int, longest: int, items: int, grid: int, max_splits: int) -> tuple[int, int]:
+    """Tiles of a CTA's run as a fraction, by the rule of this module.
+
+    Args:
+        total, longest: tiles of the line, and of the longest item.
+        items: items on the line.
+        grid, max_splits: CTAs, and the knob.
+    """
+    if longest * grid < total:
+        run = -(-total // (grid * longest)) * longest
+        return (run, 1) if 8 * run * grid <= 9 * total else (total, grid)
+    filling = longest * grid // total
+    chunks = min(filling, max_splits) if max_splits else filling
+    limited = chunks < filling and total == longest * items
+    return (longest, chunks) if limited or 8 * longest * grid <= 9 * total * chunks else (total, grid)
 
 
 def _snap(item: int, tile: int, tiles: int, max_splits: int) -> tuple[int, int]:

@@ -11,9 +11,13 @@ Three roundings separate a kernel from exact attention r = sum w v (w the softma
    channels of V are larger than others, that is the product of a row's magnitude and a channel's, the latter taken
    over the rows of a KV head; the larger of the two estimates counts.
    A p below 2^-14 is subnormal in f16 and has an absolute error of 2^-25 instead, which a million of them take to
-   2^-16 of the row's RMS at most, since the largest p of each warp is one.
+   2^-16 of the row's RMS at most, since the largest p of each softmax state is at least one. Where an engine lets p
+   grow to 256 before it raises its maximum, the relative error is the same, and subnormal p weigh less.
 3. **Accumulation** in f32: about 2^-24 of the sum for each tile, 2^-10 after a million tokens in one chunk. It lies
    inside what t = 8 leaves, as the errors of P are seldom above t = 3.
+
+The rounding of Q is no part of this: it is bitwise that of the contract, and the references make it too. Where the
+output is multiplied by o_mul, the errors of P and of accumulation are, so they are taken from the output before it.
 
 The RMS is that of the reference, never of what is judged. A row that is all zero must be met exactly.
 The log-sum-exp takes unrounded p: f32 rounding of the sum, and of the scores, whose magnitude its own RMS stands for.
@@ -44,21 +48,23 @@ MAGNITUDE_ROUNDS = 4
 LSE_ABSOLUTE, LSE_RELATIVE = 2.0**-16, 2.0**-18
 
 
-def bound(reference: Tensor, geometry: Geometry) -> Tensor:
+def bound(reference: Tensor, geometry: Geometry, o_mul: Tensor | None = None) -> Tensor:
     """The most by which each element of an output may differ from `reference`.
 
     Args:
         reference: (tokens, heads_q, head_dim). In f32 or f64 it is taken as unrounded, in bf16 or f16 as an output that
             was rounded like the one to be judged.
         geometry: the problem.
+        o_mul: what the output was multiplied by, f32 (heads_q, head_dim), or None.
 
     Returns:
         f32, of the same shape; zero in rows that are all zero.
     """
     value = reference.double()
+    factor = torch.ones_like(value[0]) if o_mul is None else o_mul.to(value.device).double().abs()
     roundings = 1 if reference.dtype in (torch.float32, torch.float64) else 2
     roundoff = roundings * (UNIT_ROUNDOFF[geometry.dtype] * value.abs() + TINY[geometry.dtype])
-    weights = P_DEVIATIONS * P_ROUNDOFF * _magnitude(value, geometry)
+    weights = P_DEVIATIONS * P_ROUNDOFF * factor * _magnitude(value / factor, geometry)
     seen = (value != 0).any(-1, keepdim=True)
     return torch.where(seen, roundoff + weights, 0.0).float()
 
@@ -89,9 +95,9 @@ def lse_bound(reference: Tensor) -> Tensor:
     return (LSE_ABSOLUTE + LSE_RELATIVE * magnitude.clamp(min=rms)).float()
 
 
-def excess(out: Tensor, reference: Tensor, geometry: Geometry) -> float:
+def excess(out: Tensor, reference: Tensor, geometry: Geometry, o_mul: Tensor | None = None) -> float:
     """The largest |out - reference| over its bound: right when at most 1; inf where `out` has a NaN or an infinity."""
-    return _largest_ratio(out, reference, bound(reference, geometry))
+    return _largest_ratio(out, reference, bound(reference, geometry, o_mul))
 
 
 def lse_excess(lse: Tensor, reference: Tensor) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry
-from mjolnir.kernel.knobs import KNOBS
+from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Answer, Failure
 from mjolnir.research.findings import bucket_cells
 from mjolnir.research.naming import Names
@@ -163,19 +163,19 @@ def agreement(old: Sequence[Trial], new: Sequence[Trial], bucket: int) -> dict[s
         "within": sum(abs(move) < math.log(1.01) for move in moves) / len(moves),
         "rank": float(spearmanr(*columns).statistic) if varied else None,
         "worst": {
-            "setting": dict(zip((knob.name for knob in KNOBS), shared[worst], strict=True)),
+            "setting": shared[worst].as_dict(),
             "ratio": math.exp(moves[worst]),
         },
     }
 
 
-def _logs(trials: Sequence[Trial], bucket: int) -> dict[tuple[int, ...], float]:
+def _logs(trials: Sequence[Trial], bucket: int) -> dict[Setting, float]:
     """Mean log ratio of each resolved setting in a bucket."""
-    logs: dict[tuple[int, ...], list[float]] = {}
+    logs: dict[Setting, list[float]] = {}
     for trial in trials:
         ratio = (trial.get("ratios") or {}).get(str(bucket))
         if ratio is not None:
-            logs.setdefault(tuple(trial["resolved"][knob.name] for knob in KNOBS), []).append(math.log(ratio))
+            logs.setdefault(Setting.from_dict(trial["resolved"]), []).append(math.log(ratio))
     return {setting: sum(values) / len(values) for setting, values in logs.items()}
 
 

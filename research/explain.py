@@ -97,7 +97,7 @@ def explain(question: Question, defaults: Defaults) -> Answer:
     _require_size(question, device)
     with asked():
         found = defaults.lookup(device, question.geometry, question.placement, question.batch)
-    effect = plan_effect(question, device, found.setting)
+    effect = plan_effect(question, device, found.setting, found.engine)
     data = {**found.as_dict(), "batch": question.batch, "context": question.context, "plan": effect}
     return Answer(data, _view(question, found, effect))
 
@@ -152,16 +152,20 @@ def _device_here(text: str, instead: str) -> Device:
         raise MissingFailure(f"{error}; {instead}") from error
 
 
-def plan_effect(question: Question, device: Device, setting: Setting) -> dict[str, Any]:
+def plan_effect(question: Question, device: Device, setting: Setting, engine: str | None = None) -> dict[str, Any]:
     """What the plan of one step comes to: CTAs, tiles, and into how many chunks an item is cut."""
     from collections import Counter
 
+    from mjolnir.kernel.engine import engine_for
     from mjolnir.kernel.plan import make_plan
 
     geometry = question.geometry
     grid = device.sm_count * setting.ctas_per_sm
     lengths = [question.context] * question.batch
-    plan = make_plan(lengths, geometry.heads_kv, grid, setting.max_splits, capacity=max(1, question.context))
+    chosen = engine_for(geometry, device.arch, engine)
+    plan = make_plan(
+        lengths, geometry.heads_kv * chosen.blocks, grid, setting.max_splits, capacity=max(1, question.context)
+    )
     chunks = list(plan.chunks())
     by_item = Counter(chunk.item for chunk in chunks)
     by_cta = Counter[int]()
@@ -173,7 +177,7 @@ def plan_effect(question: Question, device: Device, setting: Setting) -> dict[st
         "tiles": sum(by_cta.values()),
         "tiles_of_the_busiest_cta": max(by_cta.values()),
         "most_chunks_of_an_item": max(by_item.values()),
-        "kv_stages": resolve(setting, geometry, device).kv_stages,
+        "kv_stages": resolve(setting, geometry, device, chosen).kv_stages,
     }
 
 

@@ -10,6 +10,7 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
+from mjolnir.tuner.earlier import as_of_now
 
 
 def counted(number: int, noun: str) -> str:
@@ -36,6 +37,7 @@ class Names:
         """
         given = setting if isinstance(setting, Setting) else Setting.from_dict(setting)
         folded = replace(given, kv_stages=0)
-        same = resolve(folded, self.geometry, self.device) == resolve(given, self.geometry, self.device)
+        now = as_of_now(given, self.geometry, self.device)
+        same = resolve(folded, self.geometry, self.device) == resolve(now, self.geometry, self.device)
         changed = (folded if same else given).changed(Setting())
         return " ".join(f"{name}={value}" for name, value in changed.items()) or "the built-in default"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import infeasible, resolve
+from mjolnir.tuner.earlier import as_of_now
 from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def near_settings(bench: Bench, defaults: Defaults, ledger: Ledger, tag: str) ->
     trials = list(_of_ledger(bench, ledger, tag))
     ordered = [near.setting for source in (tables, trials) for near in sorted(source, key=lambda n: n.distance)]
     known = bench.settings()
+    now = (as_of_now(setting, bench.geometry, bench.device) for setting in ordered)
     fits = (
         resolve(setting, bench.geometry, bench.device)
-        for setting in ordered
+        for setting in now
         if not infeasible(setting, bench.geometry, bench.device)
     )
     return tuple(dict.fromkeys(s for s in fits if known is None or s in known))[:MOST]

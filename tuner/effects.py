@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mjolnir.kernel.knobs import KNOBS
+from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.tuner.additive import Model
 from mjolnir.tuner.statistics import median_interval
 
@@ -89,8 +89,8 @@ def _settings(trials: Sequence[Trial]) -> list[_Setting]:
     grouped: dict[Values, list[Trial]] = {}
     for trial in trials:
         if trial.get("ratio") is not None:
-            resolved = trial["resolved"]
-            grouped.setdefault(tuple(resolved[knob.name] for knob in KNOBS), []).append(trial)
+            resolved = Setting.from_dict(trial["resolved"]).as_dict()
+            grouped.setdefault(tuple(resolved.values()), []).append(trial)
     found = []
     for values, group in grouped.items():
         ratios = [{"all": trial["ratio"], **trial["ratios"]} for trial in group]

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import TILE
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.plan import make_plan
@@ -61,17 +62,19 @@ class Features:
     def _stream(self, bucket: int, setting: Setting) -> float:
         """Mean over the bucket's points of log(tiles of the longest run x CTAs that share an SM)."""
         assert self._workload is not None
-        heads, grid = self._space.geometry.heads_kv, self._space.device.sm_count * setting.ctas_per_sm
+        geometry, device = self._space.geometry, self._space.device
+        heads = geometry.heads_kv * engine_for(geometry, device.arch).blocks
+        grid = device.sm_count * setting.ctas_per_sm
         points = [self._workload.points[place] for place in self._workload.of_bucket(bucket)]
         runs = [longest_run(point, heads, grid, setting.max_splits) for point in points]
         return float(np.mean(np.log(runs))) + float(np.log(setting.ctas_per_sm))
 
 
 @lru_cache(maxsize=8192)
-def longest_run(point: Point, heads_kv: int, grid: int, max_splits: int) -> int:
-    """Tiles of the CTA that has the most, at least 1."""
+def longest_run(point: Point, heads: int, grid: int, max_splits: int) -> int:
+    """Tiles of the CTA that has the most, at least 1; `heads` are KV heads times the engine's row blocks."""
     capacity = TILE * max(1, -(-max(point.contexts) // TILE))
     runs: dict[int, int] = {}
-    for chunk in make_plan(point.contexts, heads_kv, grid, max_splits, capacity=capacity).chunks():
+    for chunk in make_plan(point.contexts, heads, grid, max_splits, capacity=capacity).chunks():
         runs[chunk.cta] = runs.get(chunk.cta, 0) + chunk.last - chunk.first
     return max([1, *runs.values()])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.tuner import alpha, promotion
@@ -134,6 +135,7 @@ class Finals:
     def _body(self, court: Court, shot: Shot, confirmation: Confirmation) -> dict[str, Any]:
         """The body of the promotion record, but for what the tape adds."""
         bench, decision = self._session.bench, confirmation.decision
+        engine = bench.environment.get("engine") or engine_for(bench.geometry, bench.device.arch).name
         cited = [lead.line for lead in self._leads if lead.setting == decision.setting]
         lines = [record["hash"] for record in (*shot.records, *confirmation.records)]
         paper: Mapping[str, Any] = promotion.certificate(
@@ -147,7 +149,7 @@ class Finals:
             "reason": decision.reason,
             "price": shot.prices.get(decision.setting),
             "key": promotion.table_key(bench, court.bucket),
-            "value": {"engine": bench.environment.get("engine", "warp"), **decision.setting.as_dict()},
+            "value": {"engine": engine, **decision.setting.as_dict()},
             "certificate": {**paper, "tag": str(self._evidence[0]["tag"]), "records": [*evidence, *cited, *lines]},
             **ratios,
         }

@@ -100,9 +100,10 @@ def table_key(bench: Bench, bucket: int) -> dict[str, Any]:
 
 
 def resources(setting: Setting) -> tuple[int, ...]:
-    """What a setting takes, for ties: ring bytes, prefetch, splits (0 fills the grid), dependent launch, CTAs."""
-    splits = setting.max_splits or 1 << 10
-    return (setting.ctas_per_sm * setting.kv_stages, setting.l2_prefetch, splits, setting.pdl, setting.ctas_per_sm)
+    """What a setting takes, for ties: ring, prefetch, splits (0 fills the grid), dependent launch, warps, CTAs."""
+    splits, ctas = setting.max_splits or 1 << 10, setting.ctas_per_sm
+    ring, warps = ctas * setting.kv_stages, ctas * setting.consumer_warps
+    return (ring, setting.l2_prefetch, splits, setting.pdl, warps, ctas)
 
 
 def rank(arms: Arms, values: Sequence[float], tie: float) -> tuple[list[int], int, str]:

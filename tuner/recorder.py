@@ -105,9 +105,9 @@ class RecordingWriter(RecordingBuilder):
         if kind == "chunk":
             RecordingBuilder.open_chunk(self, **parts[0])
         elif kind == "setting":
-            RecordingBuilder.add(self, Setting(**parts[0]), _outcome(parts[1]))
+            RecordingBuilder.add(self, Setting.from_dict(parts[0]), _outcome(parts[1]))
         elif kind == "canary":
-            RecordingBuilder.add_canary(self, parts[0], Setting(**parts[1]), _outcome(parts[2]))
+            RecordingBuilder.add_canary(self, parts[0], Setting.from_dict(parts[1]), _outcome(parts[2]))
         elif kind == "pairs":
             RecordingBuilder.add_pairs(self, [Timing.from_dict(values) for values in parts[0]])
         elif kind == "rebuild":

@@ -4,6 +4,8 @@ A folder of two files. `recording.json` says what was measured where: device, ge
 environment, knob names, binaries, reasons of failures, windows, chunks (the sittings in which it was taken) and
 canaries, and holds the sha256 of the other file. `cells.npz` holds the numbers; `cells.ARRAYS` describes them. All
 times are whole nanoseconds of a chain, as in `Timing`.
+
+A recording outlives the kernel that it was taken with: see `earlier`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.bench import CANARIES, Status
 from mjolnir.tuner.cells import LARGEST_FILE, RecordingError, check_shapes, read_cells, write_cells
+from mjolnir.tuner.earlier import as_of_now
 from mjolnir.tuner.workload import Workload
 
 __all__ = ["SCHEMA", "Recording", "RecordingError", "packaged", "packaged_names"]
@@ -200,10 +203,16 @@ class Recording:
         header = _read_json(path)
         try:
             arrays = read_cells(path.parent / "cells.npz", header["cells_sha256"])
+            device, geometry = Device(**header["device"]), Geometry.from_dict(header["geometry"])
+            rows = [
+                as_of_now(dict(zip(header["knobs"], row, strict=True)), geometry, device)
+                for row in arrays["setting"].tolist()
+            ]
+            table = np.array([list(setting.as_dict().values()) for setting in rows], dtype=arrays["setting"].dtype)
             return cls(
                 name=str(header["name"]),
-                device=Device(**header["device"]),
-                geometry=Geometry.from_dict(header["geometry"]),
+                device=device,
+                geometry=geometry,
                 placement=Placement(**header["placement"]),
                 workload=Workload.from_dict(header["workload"]),
                 environment=dict(header["environment"]),
@@ -212,7 +221,7 @@ class Recording:
                 windows=tuple(map(dict, header["windows"])),
                 chunks=tuple(map(dict, header["chunks"])),
                 canaries=tuple(map(dict, header["canaries"])),
-                arrays=arrays,
+                arrays={**arrays, "setting": table},
             )
         except RecordingError:
             raise
@@ -221,7 +230,7 @@ class Recording:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The header, of the right schema and with the knobs and statuses of this version."""
+    """The header, of the right schema and with knobs and statuses that this version knows."""
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_FILE + 1)
@@ -234,15 +243,14 @@ def _read_json(path: Path) -> dict[str, Any]:
         if isinstance(error, RecordingError):
             raise
         raise RecordingError(f"{path}: not JSON ({error})") from error
-    expected = {
-        "schema": SCHEMA,
-        "knobs": [item.name for item in KNOBS],
-        "statuses": [str(status) for status in Status],
-    }
+    expected = {"schema": SCHEMA, "statuses": [str(status) for status in Status]}
     for name, value in expected.items():
         found = header.get(name) if isinstance(header, dict) else None
         if found != value:
             raise RecordingError(f"{path}: {name} is {found!r:.80}, this version reads {value!r}")
+    names, known = header.get("knobs"), [item.name for item in KNOBS]
+    if not isinstance(names, list) or not all(name in known for name in names) or len(set(names)) < len(names):
+        raise RecordingError(f"{path}: knobs is {names!r:.80}, this version reads some of {known!r}")
     return dict(header)
 
 

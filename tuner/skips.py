@@ -1,8 +1,8 @@
 """Settings that need not be compiled, since one that needs no more has run out of resources already.
 
-More CTAs on an SM leave fewer registers to each thread and less shared memory to each ring, and a deeper ring takes
-more of the latter. So where a setting does not fit, neither does one with at least as many of both and the same other
-baked knobs.
+More CTAs on an SM leave fewer registers to each thread and less shared memory to each ring, and so do more computing
+warps in a CTA; a deeper ring takes more of the latter. So where a setting does not fit, neither does one with at least
+as many of all three and the same other baked knobs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The search space: every setting that can run here, as coordinates of independent ranges.
 
-How many stages fit depends on how many CTAs share an SM, so these two knobs make one ordinal, `ring`, over their
-feasible pairs (`kv_stages = 0` folds to the depth it stands for). No range then depends on another knob, which is what
-samplers want. The other knobs are a range each, over the values that `KNOBS` says a search proposes.
+How many stages fit depends on how many CTAs share an SM, and both on how many warps each computes with, so these three
+knobs make one ordinal, `ring`, over what is feasible of them (`kv_stages = 0` folds to the depth it stands for). No
+range then depends on another knob, which is what samplers want. The other knobs are a range each, over the values that
+`KNOBS` says a search proposes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import KNOBS, Setting, knob
 from mjolnir.kernel.variant import infeasible, resolve
 
-RING = ("ctas_per_sm", "kv_stages")
+RING = ("ctas_per_sm", "consumer_warps", "kv_stages")
 """The knobs that share one dimension."""
 
 Coordinates = tuple[int, ...]
@@ -90,10 +91,10 @@ class Space:
         self.pins = {name: knob(name).check(value) for name, value in (pins or {}).items()}
         self.default = resolve(Setting(), geometry, device)
         self._allowed = None if allowed is None else frozenset(allowed)
-        self.excluded, pairs = self._pairs()
-        if not pairs:
+        self.excluded, rings = self._rings()
+        if not rings:
             raise ValueError(f"no setting with {_words(self.pins)} can run: {next(iter(self.excluded.values()))}")
-        dimensions = [Dimension("ring", RING, pairs)]
+        dimensions = [Dimension("ring", RING, rings)]
         for item in KNOBS:
             if item.name not in RING:
                 values = tuple((value,) for value in candidates(item.name, self.pins))
@@ -103,10 +104,10 @@ class Space:
             self._restrict(self._allowed)
         self._members = self._list_members()
 
-    def _pairs(self) -> tuple[dict[str, str], tuple[tuple[int, ...], ...]]:
-        """Reasons by value that cannot run with any partner, and the feasible (CTAs, stages) pairs, resolved."""
+    def _rings(self) -> tuple[dict[str, str], tuple[tuple[int, ...], ...]]:
+        """Reasons by value that cannot run with any partners, and the feasible values of `RING`, resolved."""
         reasons: dict[str, list[str | None]] = {}
-        pairs: set[tuple[int, ...]] = set()
+        rings: set[tuple[int, ...]] = set()
         for choice in product(*(candidates(name, self.pins) for name in RING)):
             setting = Setting(**dict(zip(RING, choice, strict=True)))
             reason = infeasible(setting, self.geometry, self.device)
@@ -114,9 +115,9 @@ class Space:
                 reasons.setdefault(f"{name}={value}", []).append(reason)
             if reason is None:
                 resolved = resolve(setting, self.geometry, self.device)
-                pairs.add(tuple(getattr(resolved, name) for name in RING))
+                rings.add(tuple(getattr(resolved, name) for name in RING))
         excluded = {text: found[0] or "" for text, found in reasons.items() if all(found)}
-        return excluded, tuple(sorted(pairs))
+        return excluded, tuple(sorted(rings))
 
     def _restrict(self, allowed: frozenset[Setting]) -> None:
         """Keep only the values that some allowed setting has."""

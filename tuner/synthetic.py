@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mjolnir.kernel.device import H200, Device
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import TILE, Geometry, Placement
 from mjolnir.kernel.knobs import FAULTS, Setting
 from mjolnir.kernel.plan import make_plan
@@ -30,7 +31,7 @@ Truth = Callable[[Setting, Point], float]
 GEOMETRY = Geometry(32, 8)
 GRID: Mapping[str, Sequence[int]] = {
     "ctas_per_sm": (1, 2, 3, 4),
-    "kv_stages": (2, 3, 4, 6, 8, 12),
+    "kv_stages": (2, 3, 4, 5, 6, 8, 12),
     "max_splits": (0, 1, 4, 16, 64),
     "pdl": (0, 1),
     "l2_prefetch": (0, 1, 2, 4),
@@ -116,7 +117,12 @@ def make(
         workload: the points.
         device: where it was "taken".
     """
-    environment = {"engine": "warp", "kernel_hash": "synthetic", "policy": "synthetic", "versions": {}}
+    environment = {
+        "engine": engine_for(GEOMETRY, device.arch).name,
+        "kernel_hash": "synthetic",
+        "policy": "synthetic",
+        "versions": {},
+    }
     builder = RecordingBuilder(Source(name, device, GEOMETRY, Placement(), workload, environment))
     builder.open_chunk(synthetic=True)
     rng = np.random.default_rng(seed)

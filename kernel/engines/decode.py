@@ -1,26 +1,33 @@
-"""The decode kernel of the `warp` engine: each CTA walks its run of the plan, a ring flowing across item borders."""
+"""The decode kernel: each CTA walks its run of the plan, a ring flowing across item borders.
+
+One warp loads tiles, four compute. What they compute with is the engine's `Consumer`; which items and tiles, in what
+order, and where the results go is the same for all engines.
+"""
 
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Boolean, Float8E4M3FN, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from mjolnir.kernel.engines.ring import Ring
-from mjolnir.kernel.engines.warp import BARRIER, CONSUMERS, WARP_TOKENS, Consumer
-from mjolnir.kernel.geometry import TILE, Geometry
-from mjolnir.kernel.variant import CONSUMER_WARPS, THREADS, Variant
+from mjolnir.kernel.engine import WGMMA
+from mjolnir.kernel.engines import ptx, warp, wgmma
+from mjolnir.kernel.engines.masking import Masking
+from mjolnir.kernel.engines.merge import Merge
+from mjolnir.kernel.engines.operands import Chunk, Operands, item_of
+from mjolnir.kernel.engines.output import Output
+from mjolnir.kernel.engines.query import LINE_BYTES, Query
+from mjolnir.kernel.engines.ring import Barriers, Pool, Ring
+from mjolnir.kernel.geometry import TILE
+from mjolnir.kernel.variant import TILE_WARPS, Variant, warpgroup_registers
 
 
 class Decode:
     """One variant of the decode kernel."""
 
     def __init__(self, variant: Variant) -> None:
-        self.geometry: Geometry = variant.geometry
-        self.pdl = bool(variant.pdl)
-        self.fault = variant.fault
-        self.merge = variant.merge
-        self.ctas_per_sm = variant.ctas_per_sm
+        self.geometry, self.engine = variant.geometry, variant.shape
+        self.pdl, self.merging, self.ctas_per_sm = bool(variant.pdl), variant.merge, variant.ctas_per_sm
         self.ring = Ring(
             variant.geometry.head_dim,
             variant.geometry.page_size,
@@ -28,263 +35,212 @@ class Decode:
             variant.l2_prefetch,
             bool(variant.kv_evict_first),
         )
-        self.consumer = Consumer(variant.geometry, variant.fault, variant.lse)
+        self.output = Output(self.geometry, self.engine, variant.o_mul, variant.lse, variant.fault)
+        reads = 16 if variant.ctas_per_sm <= 2 else 8
+        self.warps = variant.consumer_warps
+        self.registers = warpgroup_registers(variant.ctas_per_sm) if self.engine.name == WGMMA else (0, 0)
+        self.merge = Merge(self.geometry, self.engine, self.output, self.warps, warp.BARRIER, reads)
+        made = wgmma.Consumer if self.engine.name == WGMMA else warp.Consumer
+        self.consumer = made(
+            self.geometry,
+            self.engine,
+            self.ring,
+            Query(self.geometry, variant.q_mul),
+            Masking(self.geometry, variant.fault),
+            self.output,
+            self.warps,
+            self.ctas_per_sm,
+        )
 
     @cute.kernel
     def kernel(
         self,
         tma_k: cute.CopyAtom,
-        pool_k: cute.Tensor,
+        cache_k: cute.Tensor,
         tma_v: cute.CopyAtom,
-        pool_v: cute.Tensor,
+        cache_v: cute.Tensor,
         query: cute.Tensor,
         out: cute.Tensor,
         lse: cute.Tensor,
         table: cute.Tensor,
         lengths: cute.Tensor,
-        cuts: cute.Tensor,
         tiles: cute.Tensor,
+        cuts: cute.Tensor,
         k_scale: cute.Tensor,
         v_scale: cute.Tensor,
+        q_mul: cute.Tensor,
+        o_mul: cute.Tensor,
         partial: cute.Tensor,
         partial_lse: cute.Tensor,
+        counters: cute.Tensor,
         scale: Float32,
         ring_layout: cute.ComposedLayout,
     ) -> None:
         """One CTA's run.
 
         Args:
-            tma_k, pool_k, tma_v, pool_v: TMA atoms and coordinate tensors (page rows, head_dim, heads_kv, blocks).
-            query, out: (head_dim, heads_q, sequences), bf16 or f16.
-            lse: (heads_q, sequences), f32, natural logarithm.
-            table: (sequences, width), int32.
-            lengths, tiles: (sequences,), int32; tiles are the planned ones.
-            cuts: (grid + 1, 4), int32: item, tile, merge end (see `planner`), unused.
-            k_scale, v_scale: (sequences, heads_kv), f32, any strides.
-            partial: (2 grid, rows, head_dim), f32.
-            partial_lse: (2 grid, rows), f32, base 2.
-            scale: softmax scale times log2(e).
+            tma_k, cache_k, tma_v, cache_v: TMA atoms and coordinate tensors (page rows, head_dim, heads_kv, blocks).
+            query ... scale: see `Operands`.
             ring_layout: swizzled layout of the ring.
         """
         ring = self.ring
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        operands = Operands(
+            query, out, lse, table, lengths, tiles, cuts, k_scale, v_scale, q_mul, o_mul, partial, partial_lse,
+            counters, scale,
+        )  # fmt: skip
+        number = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.utils.SmemAllocator()
-        cells = smem.allocate_tensor(
-            cutlass.Float8E4M3FN, ring_layout.outer, byte_alignment=1024, swizzle=ring_layout.inner
-        )
-        full = smem.allocate_array(Int64, ring.stages)
-        empty = smem.allocate_array(Int64, ring.stages)
-        states = smem.allocate_tensor(Float32, cute.make_layout((2, 16, CONSUMER_WARPS)), byte_alignment=16)
-        if warp == CONSUMER_WARPS:
+        cells = smem.allocate_tensor(Float8E4M3FN, ring_layout.outer, byte_alignment=1024, swizzle=ring_layout.inner)
+        barriers = Barriers(smem.allocate_array(Int64, ring.stages), smem.allocate_array(Int64, ring.stages))
+        shared = self.consumer.allocate(smem)
+        if number == self.warps:
             cpasync.prefetch_descriptor(tma_k)
             cpasync.prefetch_descriptor(tma_v)
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(ring.stages):
-                    cute.arch.mbarrier_init(full + stage, 1)
-                    cute.arch.mbarrier_init(empty + stage, CONSUMER_WARPS)
+                    cute.arch.mbarrier_init(barriers.full + stage, 1)
+                    cute.arch.mbarrier_init(barriers.empty + stage, TILE_WARPS)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if cutlass.const_expr(self.pdl):
+            # what follows in the chain may take its place early; it waits for this grid's end all the same
+            cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
+        self._touch_lengths(operands)
+        begin, stop = self._run(operands)
+        if number >= self.warps:
+            if cutlass.const_expr(self.registers[0] > 0):
+                cute.arch.setmaxregister_decrease(self.registers[1])
+            if number == self.warps:
+                self._load(operands, begin, stop, ring.pool(tma_k, cache_k, tma_v, cache_v, cells), barriers)
+        else:
+            if cutlass.const_expr(self.registers[0] > 0):
+                cute.arch.setmaxregister_increase(self.registers[0])
+            self._compute(operands, begin, stop, barriers, shared, cells.iterator.toint())
+
+    @cute.jit
+    def _touch_lengths(self, operands: Operands) -> None:
+        """Bring lengths and tiles into L1 while the cuts, which say whose are needed, are still on their way."""
+        first = cute.arch.lane_idx() * (LINE_BYTES // 4)
+        if first < cute.size(operands.lengths):
+            ptx.touch_global((operands.lengths.iterator + first).toint())
+            ptx.touch_global((operands.tiles.iterator + first).toint())
+
+    @cute.jit
+    def _touch(self, operands: Operands, number: Int32) -> None:
+        """Bring an item's query rows and scales into L1 before they are needed."""
+        item = item_of(number, self.geometry, self.engine)
+        self.consumer.query.touch(operands.query, item, self.engine.rows)
+        for scale in (operands.k_scale, operands.v_scale):
+            ptx.touch_global(scale[item.sequence, None].iterator.toint() + item.head * scale.stride[1] * 4)
+
+    @cute.jit
+    def _run(self, operands: Operands) -> tuple[Int32, Int32]:
+        """The first item of this CTA's run, and one past the last.
+
+        A run that is empty inside an item still has a part of it: the merge waits for it.
+        """
         cta, _, _ = cute.arch.block_idx()
-        begin, first = cuts[cta, 0], cuts[cta, 1]
-        end, last = cuts[cta + 1, 0], cuts[cta + 1, 1]
-        stop = end
-        if last > 0:
-            stop = end + 1
-        if begin == end:
-            if first == last:
-                stop = begin
-        box = (ring.box_rows, ring.head_dim)
-        one = cute.make_layout(1)
-        grouped = cute.group_modes(cells, 0, 2)
-        boxes_k = cpasync.tma_partition(
-            tma_k, 0, one, grouped, cute.group_modes(cute.local_tile(pool_k, box, (None, None, None, None)), 0, 2)
-        )
-        boxes_v = cpasync.tma_partition(
-            tma_v, 0, one, grouped, cute.group_modes(cute.local_tile(pool_v, box, (None, None, None, None)), 0, 2)
-        )
-        capacity = cute.size(table, mode=[1]) * self.geometry.page_size
-        if warp == CONSUMER_WARPS:
-            stage, phase = Int32(0), Int32(1)
-            for item in cutlass.range(begin, stop, unroll=1):
-                sequence = item // self.geometry.heads_kv
-                low, high, length = self._bounds(item, sequence, begin, first, end, last, lengths, tiles, capacity)
-                stage, phase = ring.load_tiles(
-                    tma_k, tma_v, boxes_k, boxes_v, full, empty, table, sequence,
-                    item % self.geometry.heads_kv, low, cutlass.min(high, cute.ceil_div(length, TILE)),
-                    cute.ceil_div(length, self.geometry.page_size), stage, phase,
-                )  # fmt: skip
-            if cutlass.const_expr(self.pdl):
-                cute.arch.griddepcontrol_launch_dependents()
-        else:
-            base = cells.iterator.toint() + warp * WARP_TOKENS * 128
-            scratch = cells.iterator.toint()
-            if begin == stop:
-                self._write_nothing(cta, partial_lse)
-            stage, phase = Int32(0), Int32(0)
-            for item in cutlass.range(begin, stop, unroll=1):
-                sequence = item // self.geometry.heads_kv
-                head = item % self.geometry.heads_kv
-                low, high, length = self._bounds(item, sequence, begin, first, end, last, lengths, tiles, capacity)
-                whole = low == 0 and high == tiles[sequence]
-                slot = 2 * cta
-                if item > begin:
-                    slot = 2 * cta + 1
+        stop = operands.cuts[cta + 1, 0]
+        if operands.cuts[cta + 1, 1] > 0:
+            stop += 1
+        return operands.cuts[cta, 0], stop
+
+    @cute.jit
+    def _bounds(self, operands: Operands, number: Int32) -> tuple[Int32, Int32, Int32]:
+        """First tile and one past the last tile of the run's part of an item, and the sequence's true length.
+
+        The cuts are read anew for each item: they would take registers that the loop over tiles needs.
+        """
+        cta, _, _ = cute.arch.block_idx()
+        sequence = item_of(number, self.geometry, self.engine).sequence
+        low, high = Int32(0), operands.tiles[sequence]
+        if number == operands.cuts[cta, 0]:
+            low = operands.cuts[cta, 1]
+        if number == operands.cuts[cta + 1, 0]:
+            high = operands.cuts[cta + 1, 1]
+        capacity = cute.size(operands.table, mode=[1]) * self.geometry.page_size
+        return low, high, cutlass.min(cutlass.max(operands.lengths[sequence], Int32(0)), capacity)
+
+    @cute.jit
+    def _load(self, operands: Operands, begin: Int32, stop: Int32, pool: Pool, barriers: Barriers) -> None:
+        """The loading warp: what the next item needs to be known is read while the one before is loaded."""
+        ring, table = self.ring, operands.table
+        cta, _, _ = cute.arch.block_idx()
+        position = Int32(0)
+        if begin < stop:
+            first = item_of(begin, self.geometry, self.engine)
+            here = ring.entries(table, first.sequence, ring.window_of(operands.cuts[cta, 1]))
+            low, high, length = self._bounds(operands, begin)
+            for number in cutlass.range(begin, stop, unroll=1):
+                item = item_of(number, self.geometry, self.engine)
+                following = cutlass.min(number + 1, stop - 1)
+                later = item_of(following, self.geometry, self.engine)
+                next_here = ring.entries(table, later.sequence, Int32(0))
+                next_low, next_high, next_length = self._bounds(operands, following)
                 live = cutlass.min(high, cute.ceil_div(length, TILE))
-                factor = scale * k_scale[sequence, head]
-                value_scale = v_scale[sequence, head]
-                if low < live:
-                    stage, phase = self._chunk(
-                        query, out, lse, partial, partial_lse, full, empty, states, base, scratch,
-                        sequence, head, low, live, length, slot, whole, factor, value_scale, stage, phase,
-                    )  # fmt: skip
-                else:
-                    self._write_empty(out, lse, partial_lse, sequence, head, slot, whole)
+                pages = cute.ceil_div(length, self.geometry.page_size)
+                ring.load_tiles(pool, barriers, table, item, low, live, pages, here, position)
+                position += cutlass.max(live - low, Int32(0))
+                here, low, high, length = next_here, next_low, next_high, next_length
 
     @cute.jit
-    def _bounds(
-        self, item: Int32, sequence: Int32, begin: Int32, first: Int32, end: Int32, last: Int32,
-        lengths: cute.Tensor, tiles: cute.Tensor, capacity: Int32,
-    ) -> tuple[Int32, Int32, Int32]:  # fmt: skip
-        """First tile and one past the last tile of the chunk, and the sequence's true length."""
-        low = Int32(0)
-        if item == begin:
-            low = first
-        high = tiles[sequence]
-        if item == end:
-            high = last
-        return low, high, cutlass.min(cutlass.max(lengths[sequence], Int32(0)), capacity)
+    def _compute(
+        self,
+        operands: Operands,
+        begin: Int32,
+        stop: Int32,
+        barriers: Barriers,
+        shared: warp.Shared | wgmma.Shared,
+        cells: Int32,
+    ) -> None:
+        """The computing warps."""
+        position = Int32(0)
+        if begin < stop:
+            self._touch(operands, begin)
+        for number in cutlass.range(begin, stop, unroll=1):
+            chunk = self._chunk(operands, begin, number)
+            if number + 1 < stop:
+                self._touch(operands, number + 1)
+            if chunk.low < chunk.live:
+                self.consumer.attend(operands, chunk, barriers, shared, cells, position)
+                position += chunk.live - chunk.low
+            else:
+                self._write_empty(operands, chunk)
+            if cutlass.const_expr(self.merging):
+                if not chunk.whole:
+                    self.merge.bring(operands, chunk, shared.flag)
 
     @cute.jit
-    def _chunk(
-        self, query: cute.Tensor, out: cute.Tensor, lse: cute.Tensor, partial: cute.Tensor, partial_lse: cute.Tensor,
-        full: cute.Pointer, empty: cute.Pointer, states: cute.Tensor, base: Int32, scratch: Int32,
-        sequence: Int32, head: Int32, low: Int32, live: Int32, length: Int32, slot: Int32, whole: cutlass.Boolean,
-        factor: Float32, value_scale: Float32, stage: Int32, phase: Int32,
-    ) -> tuple[Int32, Int32]:  # fmt: skip
-        """Attend to tiles `low` to `live` of one item and write its output or its partial."""
-        consumer, ring = self.consumer, self.ring
-        fragment, unit = consumer.load_query(query, sequence, head)
-        scales = cute.make_rmem_tensor((consumer.halves,), Float32)
-        top = cute.make_rmem_tensor((consumer.halves,), Float32)
-        total = cute.make_rmem_tensor((consumer.halves,), Float32)
-        acc = cute.make_rmem_tensor((4, consumer.slices, consumer.halves), Float32)
-        for half in cutlass.range_constexpr(consumer.halves):
-            scales[half] = factor * unit[half]
-            top[half] = -Float32.inf
-            total[half] = Float32(0.0)
-        acc.fill(0.0)
-        for tile in cutlass.range(low, live, unroll=1):
-            cute.arch.mbarrier_wait(full + stage, phase)
-            k_address = base + stage * ring.stage_bytes
-            v_address = k_address + ring.stage_bytes // 2
-            seen = consumer.tokens_seen(length, tile)
-            s = consumer.scores(fragment, k_address)
-            if seen < TILE:
-                consumer.mask(s, seen)
-                consumer.clear_tail(v_address, seen)
-            p = consumer.softmax(s, top, total, acc, scales)
-            consumer.accumulate(acc, p, v_address)
-            if tile + 1 < live:
-                self._release(empty + stage)
-                stage += 1
-                if stage == ring.stages:
-                    stage = Int32(0)
-                    phase ^= 1
-        self._finish(
-            out, lse, partial, partial_lse, states, acc, top, total, scales, scratch + stage * ring.stage_bytes,
-            sequence, head, slot, whole, value_scale,
-        )  # fmt: skip
-        self._release(empty + stage)
-        stage += 1
-        if stage == ring.stages:
-            stage = Int32(0)
-            phase ^= 1
-        return stage, phase
+    def _chunk(self, operands: Operands, begin: Int32, number: Int32) -> Chunk:
+        """The run's part of an item."""
+        low, high, length = self._bounds(operands, number)
+        cta, _, _ = cute.arch.block_idx()
+        item = item_of(number, self.geometry, self.engine)
+        whole = low == 0 and high == operands.tiles[item.sequence]
+        if cutlass.const_expr(not self.merging):
+            whole = Boolean(True)
+        slot = 2 * cta
+        if number > begin:
+            slot += 1
+        return Chunk(item, low, cutlass.min(high, cute.ceil_div(length, TILE)), length, whole, slot)
 
     @cute.jit
-    def _release(self, barrier: cute.Pointer) -> None:
-        """Give a stage back; TMA may overwrite what this warp wrote there by ordinary stores."""
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barrier)
-
-    @cute.jit
-    def _finish(
-        self, out: cute.Tensor, lse: cute.Tensor, partial: cute.Tensor, partial_lse: cute.Tensor,
-        states: cute.Tensor, acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, scales: cute.Tensor,
-        scratch: Int32, sequence: Int32, head: Int32, slot: Int32, whole: cutlass.Boolean, value_scale: Float32,
-    ) -> None:  # fmt: skip
-        """Combine the warps and write the item's output, or its chunk's partial."""
-        consumer, geometry = self.consumer, self.geometry
-        thread, _, _ = cute.arch.thread_idx()
-        consumer.meet(top, total, scales, states)
-        for half in cutlass.range_constexpr(consumer.halves):
-            consumer.spread(acc, half, states, scratch)
-            cute.arch.barrier(barrier_id=BARRIER, number_of_threads=CONSUMERS)
-            for row in cutlass.range_constexpr(min(8, geometry.rows - 8 * half)):
-                for part in cutlass.range_constexpr(geometry.head_dim // CONSUMERS):
-                    d = thread + part * CONSUMERS
-                    value = consumer.gather(Int32(row), d, scratch)
-                    r = cutlass.const_expr(8 * half + row)
-                    if whole:
-                        if cutlass.const_expr(self.fault != "silent"):
-                            out[d, head * geometry.gqa + r, sequence] = (value * value_scale).to(out.element_type)
-                    else:
-                        partial[slot, r, d] = value
-            if cutlass.const_expr(half + 1 < consumer.halves):
-                cute.arch.barrier(barrier_id=BARRIER, number_of_threads=CONSUMERS)
-        if thread < geometry.rows:
-            highest, z = consumer.common(states, thread)
-            log2 = -Float32.inf
-            if z > 0.0:
-                log2 = highest + cute.math.log2(z)
-            self._write_lse(lse, partial_lse, sequence, head, slot, whole, thread, log2)
-
-    @cute.jit
-    def _write_lse(
-        self, lse: cute.Tensor, partial_lse: cute.Tensor, sequence: Int32, head: Int32, slot: Int32,
-        whole: cutlass.Boolean, row: Int32, log2: Float32,
-    ) -> None:  # fmt: skip
-        if whole:
-            if cutlass.const_expr(self.consumer.lse):
-                lse[head * self.geometry.gqa + row, sequence] = log2 * Float32(0.6931471805599453)
-        else:
-            partial_lse[slot, row] = log2
-
-    @cute.jit
-    def _write_empty(
-        self, out: cute.Tensor, lse: cute.Tensor, partial_lse: cute.Tensor,
-        sequence: Int32, head: Int32, slot: Int32, whole: cutlass.Boolean,
-    ) -> None:  # fmt: skip
+    def _write_empty(self, operands: Operands, chunk: Chunk) -> None:
         """Write an item, or a chunk, in which no token is live: zeros and -inf."""
-        geometry = self.geometry
         thread, _, _ = cute.arch.thread_idx()
-        if whole:
-            if cutlass.const_expr(self.fault != "silent"):
-                for row in cutlass.range_constexpr(geometry.rows):
-                    for part in cutlass.range_constexpr(geometry.head_dim // CONSUMERS):
-                        out[thread + part * CONSUMERS, head * geometry.gqa + row, sequence] = Float32(0.0).to(
-                            out.element_type
-                        )
-        if thread < geometry.rows:
-            self._write_lse(lse, partial_lse, sequence, head, slot, whole, thread, -Float32.inf)
-
-    @cute.jit
-    def _write_nothing(self, cta: Int32, partial_lse: cute.Tensor) -> None:
-        """An empty run still clears its slot, so that a merge that spans it finds no stale partial."""
-        thread, _, _ = cute.arch.thread_idx()
-        if thread < self.geometry.rows:
-            partial_lse[2 * cta, thread] = -Float32.inf
+        if chunk.whole:
+            self.output.write_zeros(operands, chunk.item, thread)
+        else:
+            if thread < self.engine.rows:
+                operands.partial_lse[chunk.slot, thread] = -Float32.inf
 
 
 def launch_shape(variant: Variant, grid: Int32) -> dict[str, object]:
     """Grid, block and residency of the decode kernel."""
     return {
         "grid": [grid, 1, 1],
-        "block": [THREADS, 1, 1],
+        "block": [variant.threads, 1, 1],
         "use_pdl": bool(variant.pdl),
         "min_blocks_per_mp": variant.ctas_per_sm,
         "preferred_smem_carveout": 100,

@@ -1,176 +1,219 @@
-"""The merge: combines the partials of items that the plan cut, by log-sum-exp, always in CTA order.
+"""The merge: the CTA that brings an item's last partial combines them all, by log-sum-exp, always in CTA order.
 
-One block for each cut and query row. A cut that is not the first inside its item has nothing to do. Four warps share
-the chunks of an item (warp w takes chunks w, w + 4, ...) and add up in warp order, so that the result is the same
-from run to run.
+There is no second launch. A CTA writes its partial, then counts itself in; who finds that all others were there
+before merges, so the result does not depend on who it is. An item in more than `GROUP` CTAs is merged in groups of
+that many neighbours, whose results are partials again, and then over the groups, so that no CTA reads for long.
+CTAs whose run inside the item is empty count themselves in too. Counters go back to zero as they are used up, and the
+plan zeroes them once a step, so that an aborted launch leaves nothing behind.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 
-from mjolnir.kernel.engines.ptx import exp2
-from mjolnir.kernel.variant import Variant
+from mjolnir.kernel.engine import Engine
+from mjolnir.kernel.engines import ptx
+from mjolnir.kernel.engines.operands import Chunk, Item, Operands
+from mjolnir.kernel.engines.output import Output
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.plan import MERGE_GROUP
 
-WARPS = 4
-MAX_GRID = 1024
-"""The largest grid whose weights fit the shared memory that the merge sets aside."""
+
+@dataclass(frozen=True)
+class Span:
+    """Partials that are combined: of CTAs `first`, `first + stride`, ..., `count` of them.
+
+    Attributes:
+        first, count, stride: the CTAs.
+        slot: slot of the first one's chunk; the others' chunks are the first of their runs.
+    """
+
+    first: Int32
+    count: Int32
+    stride: Int32
+    slot: Int32
 
 
+@dataclass(frozen=True)
 class Merge:
-    """One variant of the merge kernel."""
+    """One variant's merge, run by the computing warps of a CTA.
 
-    def __init__(self, variant: Variant) -> None:
-        self.geometry = variant.geometry
-        self.pdl = bool(variant.pdl)
-        self.lse = variant.lse
-        self.fault = variant.fault
+    Attributes:
+        geometry: the problem.
+        engine: rows of an item.
+        output: writes the rows.
+        warps: computing warps of a CTA.
+        barrier: their named barrier.
+        reads: registers of 16 bytes that a lane may read ahead.
+    """
 
-    @cute.kernel
-    def kernel(
-        self,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        cuts: cute.Tensor,
-        v_scale: cute.Tensor,
-        partial: cute.Tensor,
-        partial_lse: cute.Tensor,
-    ) -> None:
-        """Block (cut - 1, row); modes as in `decode.Tensors`."""
-        geometry = self.geometry
-        block, row, _ = cute.arch.block_idx()
-        smem = cutlass.utils.SmemAllocator()
-        weights = smem.allocate_tensor(Float32, cute.make_layout(MAX_GRID), byte_alignment=16)
-        shares = smem.allocate_tensor(Float32, cute.make_layout((geometry.head_dim, WARPS)), byte_alignment=16)
-        if cutlass.const_expr(self.pdl):
-            cute.arch.griddepcontrol_wait()
-        item = cuts[block + 1, 0]
-        stop = cuts[block + 1, 2]
-        if stop > 0:
-            slot = 2 * block
-            if cuts[block, 0] != item:
-                slot = 2 * block + 1
-            count = stop - block
-            highest = self._highest(partial_lse, row, block, slot, count)
-            total = self._weigh(partial_lse, weights, row, block, slot, count, highest)
-            self._add(partial, weights, shares, row, block, slot, count)
-            sequence = item // geometry.heads_kv
-            head = item % geometry.heads_kv
-            self._write(out, lse, v_scale, shares, sequence, head, row, total, highest)
-        if cutlass.const_expr(self.pdl):
-            cute.arch.griddepcontrol_launch_dependents()
+    geometry: Geometry
+    engine: Engine
+    output: Output
+    warps: int
+    barrier: int
+    reads: int
+
+    @property
+    def quads(self) -> int:
+        """Groups of four elements that a lane holds of a row."""
+        return self.geometry.head_dim // 128
+
+    @property
+    def batch(self) -> int:
+        """Partials that a lane reads at a time, so that their latencies overlap."""
+        return self.reads // self.quads
 
     @cute.jit
-    def _slot(self, index: Int32, block: Int32, slot: Int32) -> Int32:
-        """The workspace slot of chunk `index`: only the first can be the last of its CTA's run."""
-        place = 2 * (block + index)
-        if index == 0:
-            place = slot
-        return place
+    def bring(self, operands: Operands, chunk: Chunk, flag: cute.Tensor) -> None:
+        """Count this CTA's partial in, and merge what that completes; `flag` is one int32 in shared memory."""
+        cta = chunk.slot // 2
+        cut = cta + 1
+        if chunk.slot % 2 == 0:
+            if chunk.low > 0:
+                cut = cta
+        item_slot, end = operands.cuts[cut, 2], operands.cuts[cut, 3]
+        owner = item_slot // 2
+        group = (cta - owner) // MERGE_GROUP
+        first = owner + group * MERGE_GROUP
+        slot = 2 * first
+        if group == 0:
+            slot = item_slot
+        members = cutlass.min(Int32(MERGE_GROUP), end - first)
+        groups = cute.ceil_div(end - owner, MERGE_GROUP)
+        if self._is_last(operands, slot, members, flag):
+            self._combine(operands, chunk.item, Span(first, members, Int32(1), slot), groups == 1)
+            if groups > 1:
+                if self._is_last(operands, item_slot + cute.size(operands.counters) // 2, groups, flag):
+                    self._combine(
+                        operands, chunk.item, Span(owner, groups, Int32(MERGE_GROUP), item_slot), Boolean(True)
+                    )
 
     @cute.jit
-    def _highest(self, partial_lse: cute.Tensor, row: Int32, block: Int32, slot: Int32, count: Int32) -> Float32:
-        """The largest log-sum-exp of the chunks; each warp finds it for itself."""
-        highest = -Float32.inf
-        for index in cutlass.range(cute.arch.lane_idx(), count, 32, unroll=1):
-            highest = cute.arch.fmax(highest, partial_lse[self._slot(index, block, slot), row])
-        for bit in cutlass.range_constexpr(5):
-            highest = cute.arch.fmax(highest, cute.arch.shuffle_sync_bfly(highest, offset=1 << bit))
-        return highest
-
-    @cute.jit
-    def _weigh(
-        self,
-        partial_lse: cute.Tensor,
-        weights: cute.Tensor,
-        row: Int32,
-        block: Int32,
-        slot: Int32,
-        count: Int32,
-        highest: Float32,
-    ) -> Float32:
-        """Put each chunk's weight into shared memory; returns their sum, added up in one fixed order."""
+    def _is_last(self, operands: Operands, counter: Int32, members: Int32, flag: cute.Tensor) -> cutlass.Boolean:
+        """Whether this CTA is the last of `members` to get here; if so it sees what the others wrote."""
         thread, _, _ = cute.arch.thread_idx()
-        base = highest
-        if highest == -Float32.inf:
-            base = Float32(0.0)
-        for index in cutlass.range(thread, count, WARPS * 32, unroll=1):
-            weights[index] = exp2(partial_lse[self._slot(index, block, slot), row] - base)
-        cute.arch.sync_threads()
-        total = Float32(0.0)
-        for index in cutlass.range(cute.arch.lane_idx(), count, 32, unroll=1):
-            total += weights[index]
-        for bit in cutlass.range_constexpr(5):
-            total += cute.arch.shuffle_sync_bfly(total, offset=1 << bit)
-        return total
+        cute.arch.barrier(barrier_id=self.barrier, number_of_threads=32 * self.warps)
+        if thread == 0:
+            before = ptx.count_arrival((operands.counters.iterator + counter).toint())
+            if before == members - 1:
+                operands.counters[counter] = Int32(0)
+            flag[0] = before
+        cute.arch.barrier(barrier_id=self.barrier, number_of_threads=32 * self.warps)
+        return flag[0] == members - 1
 
     @cute.jit
-    def _add(
-        self,
-        partial: cute.Tensor,
-        weights: cute.Tensor,
-        shares: cute.Tensor,
-        row: Int32,
-        block: Int32,
-        slot: Int32,
-        count: Int32,
-    ) -> None:
-        """Add this warp's chunks; lane l holds elements 4 l to 4 l + 3 of each 128."""
-        lane = cute.arch.lane_idx()
+    def _combine(self, operands: Operands, item: Item, span: Span, final: cutlass.Boolean) -> None:
+        """Combine a span into the output, or into the partial of its first slot; the warps take its rows in turn."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        width = cutlass.const_expr(self.geometry.head_dim // 32)
-        acc = cute.make_rmem_tensor((width,), Float32)
+        for row in cutlass.range(warp, self.engine.rows, self.warps, unroll=1):
+            if self.output.has(item, row):
+                self._combine_row(operands, item, span, row, final)
+
+    @cute.jit
+    def _combine_row(self, operands: Operands, item: Item, span: Span, row: Int32, final: cutlass.Boolean) -> None:
+        lane = cute.arch.lane_idx()
+        value_scale = operands.v_scale[item.sequence, item.head]
+        acc = cute.make_rmem_tensor((4, self.quads), Float32)
         acc.fill(0.0)
-        for index in cutlass.range(warp, count, WARPS, unroll=4):
-            weight = weights[index]
-            place = self._slot(index, block, slot)
-            # an empty run left a weight of zero and whatever was in its slot
-            if weight > 0.0:
-                for e in cutlass.range_constexpr(width):
-                    acc[e] += weight * partial[place, row, lane + 32 * e]
-        for e in cutlass.range_constexpr(width):
-            shares[lane + 32 * e, warp] = acc[e]
-        cute.arch.sync_threads()
+        highest, total = -Float32.inf, Float32(0.0)
+        for base in cutlass.range(0, span.count, self.batch, unroll=1):
+            lse = self._lse(operands, span, row, base + lane % self.batch)
+            read = self._read(operands, span, row, base)
+            higher = cute.arch.fmax(highest, self._over_batch_max(lse))
+            # nothing seen yet: any finite base makes exp2(-inf) = 0
+            middle = higher
+            if higher == -Float32.inf:
+                middle = Float32(0.0)
+            alpha = ptx.exp2(highest - middle)
+            highest = higher
+            weight = ptx.exp2(lse - middle)
+            total *= alpha
+            for e in cutlass.range_constexpr(4 * self.quads):
+                acc[e] *= alpha
+            for j in cutlass.range_constexpr(self.batch):
+                mine = cute.arch.shuffle_sync(weight, j)
+                total += mine
+                # an empty run left a weight of zero and whatever was in its slot
+                if mine > 0.0:
+                    for e in cutlass.range_constexpr(4 * self.quads):
+                        acc[e] += mine * read[e, j]
+        inverse = Float32(0.0)
+        log2 = -Float32.inf
+        if total > 0.0:
+            inverse = 1.0 / total
+            log2 = highest + cute.math.log2(total)
+        if final:
+            self._write(operands, item, row, acc, inverse * value_scale, log2)
+        else:
+            self._write_partial(operands, span.slot, row, acc, inverse, log2)
+
+    @cute.jit
+    def _slot(self, span: Span, index: Int32) -> Int32:
+        """The slot of the `index`-th partial: only the first can be the last of its CTA's run."""
+        slot = 2 * (span.first + index * span.stride)
+        if index == 0:
+            slot = span.slot
+        return slot
+
+    @cute.jit
+    def _lse(self, operands: Operands, span: Span, row: Int32, index: Int32) -> Float32:
+        """Log-sum-exp of a partial, -inf beyond the last."""
+        value = -Float32.inf
+        if index < span.count:
+            place = self._slot(span, index) * self.engine.rows + row
+            value = ptx.load_shared_by_grid((operands.partial_lse.iterator + place).toint())
+        return value
+
+    @cute.jit
+    def _over_batch_max(self, value: Float32) -> Float32:
+        """Maximum over the partials of a batch, which neighbouring lanes hold."""
+        for bit in cutlass.range_constexpr(self.batch.bit_length() - 1):
+            value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset=1 << bit))
+        return value
+
+    @cute.jit
+    def _read(self, operands: Operands, span: Span, row: Int32, base: Int32) -> cute.Tensor:
+        """This lane's elements 4 l to 4 l + 3 of each 128 of the row, (4 quads, batch); past the end the last again."""
+        lane = cute.arch.lane_idx()
+        read = cute.make_rmem_tensor((4 * self.quads, self.batch), Float32)
+        for j in cutlass.range_constexpr(self.batch):
+            slot = self._slot(span, cutlass.min(base + j, span.count - 1))
+            address = operands.partial[slot, row, None].iterator.toint() + lane * 16
+            for q in cutlass.range_constexpr(self.quads):
+                e = cutlass.const_expr(4 * q)
+                read[e, j], read[e + 1, j], read[e + 2, j], read[e + 3, j] = ptx.load_shared_by_grid_quad(
+                    address + q * 512
+                )
+        return read
 
     @cute.jit
     def _write(
-        self,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        v_scale: cute.Tensor,
-        shares: cute.Tensor,
-        sequence: Int32,
-        head: Int32,
-        row: Int32,
-        total: Float32,
-        highest: Float32,
+        self, operands: Operands, item: Item, row: Int32, acc: cute.Tensor, factor: Float32, log2: Float32
     ) -> None:
-        """Normalise, scale, round once and write one query row."""
-        thread, _, _ = cute.arch.thread_idx()
-        inverse = Float32(0.0)
-        if total > 0.0:
-            inverse = v_scale[sequence, head] / total
-        query_head = head * self.geometry.gqa + row
-        for part in cutlass.range_constexpr(self.geometry.head_dim // (WARPS * 32)):
-            d = thread + part * WARPS * 32
-            value = Float32(0.0)
-            for w in cutlass.range_constexpr(WARPS):
-                value += shares[d, w]
-            if cutlass.const_expr(self.fault != "silent"):
-                out[d, query_head, sequence] = (value * inverse).to(out.element_type)
-        if cutlass.const_expr(self.lse):
-            if thread == 0:
-                log2 = -Float32.inf
-                if total > 0.0:
-                    log2 = highest + cute.math.log2(total)
-                lse[query_head, sequence] = log2 * Float32(0.6931471805599453)
+        lane = cute.arch.lane_idx()
+        values = cute.make_rmem_tensor((4,), Float32)
+        for q in cutlass.range_constexpr(self.quads):
+            for e in cutlass.range_constexpr(4):
+                values[e] = acc[e, q] * factor
+            self.output.write(operands, item, row, 4 * lane + 128 * q, values)
+        if lane == 0:
+            self.output.write_lse(operands, item, row, log2)
 
-
-def launch_shape(variant: Variant, grid: Int32) -> dict[str, object]:
-    """Grid and block of the merge: one block for each inner cut and query row."""
-    return {
-        "grid": [grid - 1, variant.geometry.rows, 1],
-        "block": [WARPS * 32, 1, 1],
-        "use_pdl": bool(variant.pdl),
-    }
+    @cute.jit
+    def _write_partial(
+        self, operands: Operands, slot: Int32, row: Int32, acc: cute.Tensor, inverse: Float32, log2: Float32
+    ) -> None:
+        lane = cute.arch.lane_idx()
+        address = operands.partial[slot, row, None].iterator.toint() + lane * 16
+        # the row's log-sum-exps are read by all lanes before one of them is written over
+        cute.arch.sync_warp()
+        for q in cutlass.range_constexpr(self.quads):
+            ptx.store_global_quad(
+                address + q * 512, acc[0, q] * inverse, acc[1, q] * inverse, acc[2, q] * inverse, acc[3, q] * inverse
+            )
+        if lane == 0:
+            operands.partial_lse[slot, row] = log2

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from mjolnir.backend.lookup import Defaults, Resolution
 from mjolnir.backend.overrides import Overrides
-from mjolnir.backend.table import Row, Table
-from mjolnir.kernel.device import H200
+from mjolnir.backend.table import Key, Row, Table
+from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Placement
 from mjolnir.kernel.knobs import Setting
 
-from .rows import GEOMETRY, HASH, PLACEMENT, key, row
+from .rows import GEOMETRY, HASH, PLACEMENT, certificate, key, row
 
 A, B, C = Setting(pdl=1), Setting(max_splits=4), Setting(l2_prefetch=2)
 
@@ -142,6 +143,47 @@ def test_rejected_row_is_a_step_and_the_next_rule_serves(monkeypatch: pytest.Mon
         ("packaged table", "nearest bucket", "serves"),
     ]
     assert "too big" in found.steps[0].reason
+
+
+WIDE = replace(GEOMETRY, q_len=16)
+"""64 query rows of a KV head: more than engine warp has registers for."""
+
+
+def test_without_a_row_the_engine_is_the_best_for_the_geometry() -> None:
+    defaults = Defaults((packaged(),))
+    assert defaults.lookup(H200, GEOMETRY, PLACEMENT, 8).engine == "warp"
+    assert defaults.lookup(H200, WIDE, PLACEMENT, 8).engine == "wgmma"
+    thor = Device("sm_110a", "NVIDIA Thor", 20)
+    assert defaults.lookup(thor, WIDE, PLACEMENT, 8).engine == "warp"
+
+
+def test_a_row_is_judged_by_the_engine_that_it_names() -> None:
+    """Five stages fit two CTAs of engine warp, and not two of engine wgmma with 64 rows."""
+    by_warp = Row(Key.of(H200, WIDE, PLACEMENT, 8), "warp", Setting(kv_stages=5), certificate())
+    found = Defaults((packaged(by_warp),)).lookup(H200, WIDE, PLACEMENT, 8)
+    assert (found.engine, found.setting) == ("warp", Setting(kv_stages=5))
+    with pytest.raises(ValueError, match="cannot run: shared memory"):
+        Row(by_warp.key, "wgmma", Setting(kv_stages=5), certificate())
+    with pytest.raises(ValueError, match="consumer_warps = 8: engine wgmma computes with 4 warps"):
+        Row(by_warp.key, "wgmma", Setting(ctas_per_sm=1, consumer_warps=8), certificate())
+    with pytest.raises(ValueError, match="value: engine wgmma needs sm_90a, not sm_110a"):
+        Row(replace(by_warp.key, arch="sm_110a"), "wgmma", Setting(), certificate())
+
+
+def test_a_row_from_before_a_knob_has_its_default() -> None:
+    values = row(8, Setting(ctas_per_sm=1, kv_stages=4)).as_dict()
+    assert values["value"].pop("consumer_warps") == 4
+    assert Row.from_dict(values).setting == Setting(ctas_per_sm=1, kv_stages=4, consumer_warps=4)
+
+
+def test_computing_warps_from_the_environment_need_their_ctas() -> None:
+    table = packaged(row(8, Setting(ctas_per_sm=2, kv_stages=4)))
+    warps = {"MJOLNIR_ATTN_CONSUMER_WARPS": "8"}
+    with pytest.raises(ValueError, match="from packaged table and MJOLNIR_ATTN_CONSUMER_WARPS, cannot run: registers"):
+        look(table, overrides=Overrides.read(warps))
+    found = look(table, overrides=Overrides.read({**warps, "MJOLNIR_ATTN_CTAS": "1"}))
+    assert found.setting == Setting(ctas_per_sm=1, kv_stages=0, consumer_warps=8)
+    assert found.sources["kv_stages"] == "MJOLNIR_ATTN_CTAS"
 
 
 def test_stale_row_serves_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from mjolnir.kernel.knobs import KNOBS, Setting, knob
 
 
 def test_variables_are_those_of_the_knobs() -> None:
-    names = {"CTAS", "KV_STAGES", "MAX_SPLITS", "PDL", "L2_PREFETCH", "KV_EVICT_FIRST"}
+    names = {"CTAS", "KV_STAGES", "CONSUMER_WARPS", "MAX_SPLITS", "PDL", "L2_PREFETCH", "KV_EVICT_FIRST"}
     assert {variable(item) for item in KNOBS} == {f"MJOLNIR_ATTN_{name}" for name in names}
 
 
@@ -61,6 +61,21 @@ def test_ctas_without_stages_sets_stages_to_zero() -> None:
     both = Overrides.read({"MJOLNIR_ATTN_CTAS": "2", "MJOLNIR_ATTN_KV_STAGES": "3"})
     assert both.apply(base) == Setting(ctas_per_sm=2, kv_stages=3)
     assert Overrides.read({"MJOLNIR_ATTN_PDL": "1"}).apply(base) == Setting(ctas_per_sm=1, kv_stages=12, pdl=1)
+
+
+def test_what_was_chosen_for_other_ctas_or_warps_is_not_kept() -> None:
+    base = Setting(ctas_per_sm=1, kv_stages=12, consumer_warps=8, l2_prefetch=2)
+    ctas = Overrides.read({"MJOLNIR_ATTN_CTAS": "2"})
+    assert ctas.apply(base) == Setting(ctas_per_sm=2, kv_stages=0, consumer_warps=4, l2_prefetch=2)
+    assert ctas.source("consumer_warps") == ctas.source("kv_stages") == "MJOLNIR_ATTN_CTAS"
+    assert ctas.source("l2_prefetch") is None
+    warps = Overrides.read({"MJOLNIR_ATTN_CONSUMER_WARPS": "4", "MJOLNIR_ATTN_PDL": "1"})
+    assert warps.apply(base) == Setting(ctas_per_sm=1, kv_stages=0, consumer_warps=4, pdl=1, l2_prefetch=2)
+    assert warps.source("kv_stages") == "MJOLNIR_ATTN_CONSUMER_WARPS"
+    assert warps.source("ctas_per_sm") is None
+    whole = Overrides.read({"MJOLNIR_ATTN_CTAS": "1", "MJOLNIR_ATTN_CONSUMER_WARPS": "8"})
+    assert whole.apply(Setting(kv_stages=3)) == Setting(ctas_per_sm=1, kv_stages=0, consumer_warps=8)
+    assert whole.source("kv_stages") == "MJOLNIR_ATTN_CTAS"
 
 
 def test_nothing_set_changes_nothing() -> None:

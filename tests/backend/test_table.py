@@ -20,6 +20,7 @@ from .rows import certificate, key, row
 SETTINGS = st.builds(
     Setting,
     **{knob.name: st.sampled_from(knob.values) for knob in KNOBS if knob.name not in ("ctas_per_sm", "kv_stages")},
+    ctas_per_sm=st.just(1),
 )
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

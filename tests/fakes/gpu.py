@@ -93,7 +93,9 @@ class FakeDecoder:
         if block_table.shape[1] * self._geometry.page_size < self._capacity:
             raise ValueError("the table is too narrow")
         self._card.trace.append(self)
-        self._misbehave(k_cache)
+        self._misbehave()
+        if self.trouble == "scribbles" and self._card.capturing:
+            scribble(k_cache, block_table, seq_lens)
         if self.fault == "silent" or (self.trouble == "silent when timed" and self._card.capturing):
             return
         lengths = seq_lens.clamp(min=0)
@@ -116,7 +118,7 @@ class FakeDecoder:
         if self.trouble == "nan":
             out[0, 0, 0] = torch.nan
 
-    def _misbehave(self, k_cache: Tensor) -> None:
+    def _misbehave(self) -> None:
         if self.trouble == "hang":
             time.sleep(600)
         if self.trouble == "crash":
@@ -127,8 +129,13 @@ class FakeDecoder:
             self._card.broken = True
         if self.trouble == "refuses":
             raise ValueError("this argument is wrong")
-        if self.trouble == "scribbles" and self._card.capturing:
-            k_cache[0, 0, 0, 0] += 1
+
+
+def scribble(k_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> None:
+    """Change a cell that no output depends on: past the end of the first sequence whose last page has room."""
+    page_size = k_cache.shape[1]
+    row, length = next((n, length) for n, length in enumerate(seq_lens.tolist()) if length % page_size)
+    k_cache[int(block_table[row, length // page_size]), length % page_size, 0, 0] += 1
 
 
 class FakeCard:

@@ -20,6 +20,8 @@ def problem(
     q_gain: float = 1.0,
     k_gain: float = 1.0,
     shape_v: Callable[[torch.Tensor], torch.Tensor] = lambda v: v,
+    q_mul: bool = False,
+    o_mul: bool = False,
 ) -> dict[str, Any]:
     """Arguments of the references and, with a plan, of the emulator."""
     draw = torch.Generator().manual_seed(seed)
@@ -33,7 +35,8 @@ def problem(
     for row, count in zip(table, counts, strict=True):
         row[:count] = torch.arange(first, first + count)
         first += count
-    q = q_gain * torch.randn(len(lengths), geometry.heads_q, geometry.head_dim, generator=draw)
+    q = q_gain * torch.randn(len(lengths) * geometry.q_len, geometry.heads_q, geometry.head_dim, generator=draw)
+    factors = torch.randn(2, geometry.heads_q, geometry.head_dim, generator=draw).exp2()
     return {
         "q": q.to(DTYPES[geometry.dtype]),
         "k": k,
@@ -44,4 +47,6 @@ def problem(
         "scale": geometry.head_dim**-0.5,
         "k_scale": torch.tensor(1.0),
         "v_scale": torch.tensor(1.0),
+        "q_mul": factors[0] if q_mul else None,
+        "o_mul": factors[1] if o_mul else None,
     }

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
+from mjolnir.kernel.case_inputs import place
 from mjolnir.kernel.cases import MAX_TOKENS, Case, expected, gate_cases, make_inputs
-from mjolnir.kernel.formats import FORMATS
+from mjolnir.kernel.engine import engine_for
+from mjolnir.kernel.formats import FORMATS, contract_query
 from mjolnir.kernel.geometry import PAGE_SIZES, Geometry
 from mjolnir.kernel.layouts import LAYOUTS, layout_of, placement_of
 from mjolnir.kernel.reference import attention_f64
@@ -19,6 +21,9 @@ GEOMETRIES = (
     Geometry(32, 8),
     Geometry(16, 1, page_size=16, dtype="f16"),
     Geometry(4, 4, page_size=128, dtype="f16"),
+    Geometry(12, 4, 256, page_size=32, q_len=4),
+    Geometry(10, 1, q_len=16, q_format="fp8", dtype="f16"),
+    Geometry(6, 2, q_len=3, causal=False),
 )
 
 
@@ -27,11 +32,15 @@ made = cache(make_inputs)
 
 
 def of_all(*, merge: bool) -> list[Case]:
-    return [case for geometry in GEOMETRIES for case in gate_cases(geometry, GRID, merge=merge)]
+    return [
+        case
+        for geometry in GEOMETRIES
+        for case in gate_cases(geometry, GRID, merge=merge, q_mul=geometry.q_len > 1, o_mul=geometry.q_len > 1)
+    ]
 
 
 def named(case: Case) -> str:
-    return f"{case.geometry.heads_q}-{case.geometry.heads_kv}-{case.name}"
+    return f"{case.geometry.heads_q}-{case.geometry.heads_kv}-{case.geometry.q_len}-{case.name}"
 
 
 def test_the_cases_cover_every_split_class_length_and_layout() -> None:
@@ -43,9 +52,11 @@ def test_the_cases_cover_every_split_class_length_and_layout() -> None:
         assert most["fifths"] == 5
         assert {case.layout for case in cases} == set(LAYOUTS)
         assert {case.scales for case in cases} == {"one", "head", "sequence"}
-        assert {case.fused_query for case in cases} == {True, False}
-        page = geometry.page_size
-        assert {0, 1, 15, 16, 17, 63, 64, 65, page - 1, page, page + 1} <= set(cases[0].lengths)
+        assert {case.query for case in cases} == {"plain", "fused", "odd"}
+        page, q_len = geometry.page_size, geometry.q_len
+        assert {0, 1, 15, 16, 17, 63, 64, 65, page - 1, page, page + 1, q_len - 1, q_len, q_len + 1} <= set(
+            cases[0].lengths
+        )
         assert cases[0].lengths[-2:] == (0, 0)
         assert all(sum(case.tokens) <= MAX_TOKENS for case in cases)
         assert all(case.max_splits == 1 for case in gate_cases(geometry, GRID, merge=False))
@@ -59,9 +70,10 @@ def _chunks(case: Case) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("grid", [1, 2, 132, 528])
-@pytest.mark.parametrize("heads_kv", [1, 2, 64])
-def test_the_crowd_puts_several_items_into_a_run(grid: int, heads_kv: int) -> None:
-    case = next(case for case in gate_cases(Geometry(heads_kv, heads_kv), grid) if case.name == "crowd")
+@pytest.mark.parametrize(("heads_kv", "gqa"), [(1, 1), (2, 1), (64, 1), (2, 100)])
+def test_the_crowd_puts_several_items_into_a_run(grid: int, heads_kv: int, gqa: int) -> None:
+    case = next(case for case in gate_cases(Geometry(heads_kv * gqa, heads_kv), grid) if case.name == "crowd")
+    assert engine_for(case.geometry, "sm_90a").blocks == -(-gqa // 64)
     assert sum(case.tokens) <= MAX_TOKENS
     runs: dict[int, set[int]] = {}
     for chunk in case.plan(grid).chunks():
@@ -129,7 +141,17 @@ def test_moving_keeps_what_a_kernel_would_notice() -> None:
         for name in ("q", "cache", "k", "v"):
             assert getattr(there, name).stride() == getattr(here, name).stride()
             assert torch.equal(getattr(there, name), getattr(here, name))
-        assert not case.fused_query or here.q.stride(0) > here.q[0].numel()
+        assert (case.query == "plain") == here.q.is_contiguous()
+        assert (case.query == "odd") == (here.q.stride(0) * here.q.element_size() % 16 != 0)
+
+
+def test_what_lies_between_the_rows_of_a_query_is_poison() -> None:
+    q = torch.ones(5, 32, 128, dtype=torch.bfloat16)
+    for where in ("fused", "odd"):
+        placed = place(q, where, GEOMETRIES[0])
+        assert torch.equal(placed, q)
+        rows = placed.as_strided((5, placed.stride(0)), (placed.stride(0), 1))
+        assert rows[:, 32 * 128 :].isnan().all()
 
 
 @cache
@@ -138,53 +160,77 @@ def slips_of(case: Case) -> "Slips":
 
 
 class Slips:
-    """Exact attention of a case, one sequence at a time, with some of its tokens left out."""
+    """Exact attention of a case before o_mul, one sequence at a time, with some of a row's tokens left out or added.
+
+    Every method gives the excess of each row as (heads_kv, rows) or (heads_kv, rows, blocks), inf where it is no slip.
+    """
 
     def __init__(self, case: Case) -> None:
         self.case, self.inputs = case, made(case)
-        self.exact, _ = attention_f64(**self.inputs.arguments())
-        self.allowed = bound(self.exact, case.geometry)
+        exact, lse = attention_f64(**{**self.inputs.arguments(), "o_mul": None})
+        allowed = bound(exact, case.geometry).double()
+        query = contract_query(self.inputs.q, self.inputs.q_mul, case.geometry, torch.float64)
+        self.exact, self.allowed, self.query = (self.by_head(x) for x in (exact, allowed, query))
+        self.lse = self.by_head(lse[..., None])[..., 0]
 
-    def parts(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Softmax weights (heads_kv, gqa, tokens) and values (heads_kv, tokens, head_dim) of sequence b."""
+    def by_head(self, x: torch.Tensor) -> torch.Tensor:
+        geometry = self.case.geometry
+        shape = -1, geometry.q_len, geometry.heads_kv, geometry.gqa, x.shape[-1]
+        return x.reshape(shape).transpose(1, 2).flatten(2, 3)
+
+    def parts(self, b: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Weights (heads_kv, rows, tokens) by the row's log-sum-exp, of all tokens, seen or not; values (heads_kv,
+        tokens, head_dim); and how many tokens each row sees (rows,)."""
         geometry, inputs = self.case.geometry, self.inputs
-        place = torch.arange(self.case.tokens[b])
-        where = inputs.block_table[b, place // geometry.page_size].long(), place % geometry.page_size
+        index = torch.arange(self.case.tokens[b])
+        where = inputs.block_table[b, index // geometry.page_size].long(), index % geometry.page_size
         keys, values = (
             FORMATS["fp8"].dequantise(part[where], torch.float64).transpose(0, 1)
-            * scale.double().expand(len(inputs.q), geometry.heads_kv)[b, :, None, None]
+            * scale.double().expand(len(self.query), geometry.heads_kv)[b, :, None, None]
             for part, scale in ((inputs.k, inputs.k_scale), (inputs.v, inputs.v_scale))
         )
-        query = inputs.q[b].double().view(geometry.heads_kv, geometry.gqa, -1)
-        return (inputs.scale * query @ keys.mT).softmax(-1), values
+        hidden = geometry.q_len - 1 - torch.arange(geometry.rows) // geometry.gqa
+        seen = self.case.tokens[b] - hidden * geometry.causal
+        return (inputs.scale * self.query[b] @ keys.mT - self.lse[b][..., None]).exp(), values, seen
 
     def without_blocks(self, b: int, block: int) -> torch.Tensor:
-        """Excess (heads_kv, gqa, blocks) of leaving out one block of `block` tokens, for each block."""
-        weights, values = self.parts(b)
+        """Leaving out one block of `block` tokens, for each block."""
+        weights, values, seen = self.parts(b)
+        weights = weights.where(torch.arange(weights.shape[-1]) < seen[:, None], 0.0)
         missing = -weights.shape[-1] % block
         weights = pad(weights, (0, missing)).unflatten(-1, (-1, block))
         values = pad(values, (0, 0, 0, missing)).unflatten(1, (-1, block))
-        return self._without(b, weights.sum(-1), torch.einsum("hgtk,htkd->hgtd", weights, values))
+        slipped = self.off_by(b, -weights.sum(-1), -torch.einsum("hgtk,htkd->hgtd", weights, values))
+        return slipped.where(weights.sum(-1) > 0, torch.inf)
 
     def without_last(self, b: int) -> torch.Tensor:
-        """Excess (heads_kv, gqa, 1) of leaving out the last token."""
-        weights, values = self.parts(b)
-        last = weights[..., -1:]
-        return self._without(b, last, last[..., None] * values[:, None, -1:])
+        """Leaving out the last token that a row sees."""
+        return self.token(b, -1, -1)
 
-    def _without(self, b: int, mass: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        shape = (*mass.shape[:2], 1, -1)
-        exact, allowed = self.exact[b].view(shape), self.allowed[b].view(shape)
-        rest = (1 - mass)[..., None]
-        out = torch.where(rest > 1e-12, (exact - part) / rest, 0.0)
+    def with_next(self, b: int) -> torch.Tensor:
+        """Taking the token after the last that a row sees, where there is one."""
+        return self.token(b, 0, 1)
+
+    def token(self, b: int, offset: int, sign: int) -> torch.Tensor:
+        weights, values, seen = self.parts(b)
+        index = (seen + offset).clamp(0, weights.shape[-1] - 1)
+        one = sign * weights[:, torch.arange(len(seen)), index]
+        slipped = self.off_by(b, one[..., None], (one[..., None] * values[:, index])[:, :, None])[..., 0]
+        return slipped.where((seen > 0) & (seen + offset < weights.shape[-1]), torch.inf)
+
+    def off_by(self, b: int, mass: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        exact, allowed = self.exact[b][:, :, None], self.allowed[b][:, :, None]
+        rest = (1 + mass)[..., None]
+        out = torch.where(rest > 1e-12, (exact + part) / rest, 0.0)
         return ((out - exact).abs() / allowed).amax(-1)
 
 
 @pytest.mark.parametrize("case", of_all(merge=True), ids=named)
 def test_a_mask_off_by_one_shows_in_every_row(case: Case) -> None:
     slips = slips_of(case)
-    worst = [slips.without_last(b).min().item() for b, tokens in enumerate(case.tokens) if tokens]
-    assert min(worst) > 2
+    sequences = [b for b, tokens in enumerate(case.tokens) if tokens]
+    assert min(slips.without_last(b).min().item() for b in sequences) > 2
+    assert min(slips.with_next(b).min().item() for b in sequences) > 2
 
 
 @pytest.mark.parametrize("case", of_all(merge=True), ids=named)

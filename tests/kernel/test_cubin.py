@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mjolnir.kernel.cubin import read_resources
@@ -19,11 +21,11 @@ def test_an_elf_file_without_kernels_is_refused() -> None:
         read_resources(bytes(header))
 
 
-def test_registers_of_a_real_kernel() -> None:
+def test_registers_of_a_real_kernel(tmp_path: Path) -> None:
     pytest.importorskip("cutlass", reason="the extra `dsl` is not installed")
     from mjolnir.kernel.knobs import Setting
-    from tests.kernel.engines.machine_code import code
+    from tests.kernel.engines.machine_code import Compiler
 
-    resources = code(Setting()).resources
+    resources = Compiler(tmp_path)(Setting()).resources
     assert 64 < resources.registers <= 255
     assert resources.frame_bytes == 0

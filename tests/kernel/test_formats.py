@@ -1,14 +1,16 @@
-"""Formats: e4m3 against a table of its own values, and the rounding of queries."""
+"""Formats: e4m3 against a table of its own values, and the rounding of queries to f16 and to e4m3."""
 
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjolnir.kernel.formats import FORMATS, round_query
+from mjolnir.kernel.formats import FORMATS, contract_query, prepare_query, quantise_query, round_query
+from mjolnir.kernel.geometry import Geometry
 
 FP8 = FORMATS["fp8"]
 
@@ -95,3 +97,72 @@ def test_scaled_rows_lose_only_what_f16_cannot_hold(values: list[float]) -> None
     rows, factor = round_query(query)
     error = (rows.double() * factor.double() - query.double()).abs()
     assert (error <= 2.0**-25 * factor.double()).all()
+
+
+EIGHT = Geometry(4, 2, q_len=3, q_format="fp8")
+
+
+def queries(seed: int = 0, geometry: Geometry = EIGHT) -> torch.Tensor:
+    shape = 2 * geometry.q_len, geometry.heads_q, geometry.head_dim
+    return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
+
+
+def test_an_fp8_query_has_one_scale_for_each_sequence_and_head() -> None:
+    q = queries()
+    values, scale = quantise_query(q, EIGHT)
+    assert values.dtype == torch.float16
+    assert scale.shape == (6, 4)
+    for sequence in range(2):
+        for head in range(2):
+            rows = slice(3 * sequence, 3 * sequence + 3), slice(2 * head, 2 * head + 2)
+            own = q[rows].float().abs().max() / torch.tensor(448.0)
+            assert (scale[rows] == own).all()
+            assert values[rows].abs().max() == 448
+            wanted = [nearest(float(x)) for x in (q[rows].float() / own).flatten()[:200]]
+            assert values[rows].flatten()[:200].tolist() == wanted
+
+
+@pytest.mark.parametrize("value", [0.36328125, 0.7265625, 1.453125])
+def test_codes_come_from_two_divisions(value: float) -> None:
+    """With an amax of 1.9375 these lie so close to a tie that a reciprocal in the place of a division shows."""
+    q = torch.zeros(1, 1, 128, dtype=torch.float16)
+    q[0, 0, :2] = torch.tensor([1.9375, value])
+    values, scale = quantise_query(q, Geometry(1, 1, q_format="fp8"))
+    divided = np.float32(1.9375) / np.float32(448)
+    assert scale.item() == divided
+    wanted = nearest(float(np.float32(value) / divided))
+    assert values[0, 0, :2].tolist() == [448, wanted]
+    assert wanted != nearest(float(np.float32(value) * (np.float32(448) / np.float32(1.9375))))
+
+
+def test_an_fp8_query_of_zeros_or_next_to_nothing_is_scaled_by_the_floor() -> None:
+    q = torch.zeros(6, 4, 128, dtype=torch.bfloat16)
+    q[0, 0, 0] = 2.0**-30
+    values, scale = quantise_query(q, EIGHT)
+    assert (scale == torch.tensor(1e-6) / torch.tensor(448.0)).all()
+    assert values[0, 0, 0] == nearest(2.0**-30 / scale[0, 0].item())
+    assert (values.flatten()[1:] == 0).all()
+
+
+def test_factors_of_q_come_before_its_rounding() -> None:
+    q, q_mul = queries(), torch.full((4, 128), 0.3)
+    for geometry, rule in ((EIGHT, lambda x: quantise_query(x, EIGHT)), (Geometry(4, 2, q_len=3), round_query)):
+        for made, wanted in zip(prepare_query(q, q_mul, geometry), rule(q.float() * q_mul), strict=True):
+            assert torch.equal(made, wanted)
+        exact = contract_query(q, q_mul, geometry, torch.float64)
+        values, factor = prepare_query(q, q_mul, geometry)
+        assert torch.equal(exact, values.double() * factor.double()[..., None])
+        assert not torch.equal(exact, q.double() * q_mul.double())
+
+
+def test_a_native_query_is_what_it_is() -> None:
+    q = torch.full((6, 4, 128), 2.0**-30, dtype=torch.bfloat16)
+    assert torch.equal(contract_query(q, None, Geometry(4, 2, q_len=3), torch.float64), q.double())
+
+
+@given(st.integers(0, 1000), st.floats(2.0**-10, 2.0**60))
+def test_an_fp8_query_is_off_by_a_sixteenth_of_its_value_at_most(seed: int, gain: float) -> None:
+    q = (queries(seed).float() * gain).bfloat16()
+    exact = contract_query(q, None, EIGHT, torch.float64)
+    scale = quantise_query(q, EIGHT)[1].double()[..., None]
+    assert ((exact - q.double()).abs() <= q.double().abs() * (1 / 16 + 2e-7) + scale * 2.0**-10).all()

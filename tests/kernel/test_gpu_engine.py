@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from mjolnir.kernel.cache import CompileError
 from mjolnir.kernel.cases import Case, expected, gate_cases, make_inputs
 from mjolnir.kernel.device import current_device
+from mjolnir.kernel.engine import ENGINES, engine_for, refusal
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.runner import Runner
@@ -17,12 +19,16 @@ from mjolnir.kernel.tolerance import excess, lse_excess
 from mjolnir.kernel.variant import infeasible
 
 pytestmark = pytest.mark.gpu
-GEOMETRIES = ("32/8xd128", "8/8xd128,page=16", "32/2xd128,page=32", "36/4xd128,page=128,dtype=f16", "14/2xd128,page=16")
+GEOMETRIES = (
+    "32/8xd128", "8/8xd128,page=16", "32/2xd128,page=32", "36/4xd128,page=128,dtype=f16", "14/2xd128,page=16",
+    "32/8xd128,q=4", "64/8xd128,q=8,query=fp8", "16/2xd256,query=fp8", "24/2xd256,page=32,q=3,causal=no,dtype=f16",
+)  # fmt: skip
 SETTINGS = (
     Setting(),
     Setting(max_splits=1, kv_stages=2),
     Setting(ctas_per_sm=1, pdl=1, l2_prefetch=3),
     Setting(ctas_per_sm=3, kv_evict_first=0, l2_prefetch=8, pdl=1),
+    Setting(ctas_per_sm=1, consumer_warps=8),
 )
 
 
@@ -31,14 +37,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-def runner_for(case: Case, setting: Setting, folder: Path, fault: str = "none") -> Runner:
+def runner_for(case: Case, setting: Setting, folder: Path, fault: str = "none", engine: str | None = None) -> Runner:
     device = current_device()
-    if infeasible(setting, case.geometry, device):
+    if infeasible(setting, case.geometry, device, engine_for(case.geometry, device.arch, engine)):
         pytest.skip(f"{setting} does not fit {case.geometry}")
-    return Runner(
-        replace(setting, max_splits=case.max_splits), case.geometry, device, max_batch=len(case.lengths),
-        capacity=case.capacity, lse=True, fault=fault, folder=folder,
-    )  # fmt: skip
+    try:
+        return Runner(
+            replace(setting, max_splits=case.max_splits), case.geometry, device, max_batch=len(case.lengths),
+            capacity=case.capacity, lse=True, q_mul=case.q_mul, o_mul=case.o_mul, engine=engine, fault=fault,
+            folder=folder,
+        )  # fmt: skip
+    except CompileError as error:
+        if setting == Setting():
+            raise
+        pytest.skip(f"infeasible: {error}")
 
 
 def launch(runner: Runner, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,23 +63,46 @@ def launch(runner: Runner, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return out.cpu(), lse.cpu()
 
 
+def judge(case: Case, runner: Runner) -> None:
+    """Compare the kernel with the emulator of the engine that the runner has."""
+    out, lse = launch(runner, case)
+    wanted = expected(case, runner.grid, runner.engine, runner.variant.consumer_warps)
+    assert excess(out, wanted.out, case.geometry, make_inputs(case).o_mul) <= 1, case
+    assert lse_excess(lse, wanted.lse) <= 1, case
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("token_major", [None, True, False])
 def test_kernel_and_emulator_agree(geometry: str, setting: Setting, token_major: bool | None, folder: Path) -> None:
-    grid = current_device().sm_count * setting.ctas_per_sm
+    grid, problem = current_device().sm_count * setting.ctas_per_sm, Geometry.parse(geometry)
+    many = problem.q_len > 1
     cases = gate_cases(
-        Geometry.parse(geometry),
-        grid,
-        merge=setting.max_splits != 1,
-        token_major=token_major,
-        seed=torch.seed() % 10**6,
-    )
+        problem, grid, merge=setting.max_splits != 1, token_major=token_major, q_mul=many, o_mul=many,
+        engine=engine_for(problem, current_device().arch), seed=torch.seed() % 10**6,
+    )  # fmt: skip
     for case in cases:
-        out, lse = launch(runner_for(case, setting, folder), case)
-        wanted = expected(case, grid)
-        assert excess(out, wanted.out, case.geometry) <= 1, case
-        assert lse_excess(lse, wanted.lse) <= 1, case
+        judge(case, runner_for(case, setting, folder))
+
+
+@pytest.mark.parametrize("geometry", ["32/8xd128", "24/2xd128,q=4", "8/1xd256,q=5,query=fp8"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_runs_every_number_of_rows(geometry: str, engine: str, folder: Path) -> None:
+    problem, device = Geometry.parse(geometry), current_device()
+    if refusal(engine, problem, device.arch):
+        pytest.skip(f"{engine} does not run on {device.arch}")
+    grid, chosen = 2 * device.sm_count, engine_for(problem, device.arch, engine)
+    for case in gate_cases(problem, grid, engine=chosen, seed=torch.seed() % 10**6):
+        judge(case, runner_for(case, Setting(), folder, engine=engine))
+
+
+def test_partials_of_the_last_step_and_workspace_are_never_taken(folder: Path) -> None:
+    case = gate_cases(Geometry(32, 8), 2 * current_device().sm_count)[1]
+    runner = runner_for(case, Setting(), folder)
+    first = launch(runner, case)
+    for workspace in (runner._partial, runner._partial_lse):
+        workspace.fill_(torch.nan)
+    assert all(torch.equal(a, b) for a, b in zip(first, launch(runner, case), strict=True))
 
 
 @pytest.mark.parametrize("max_splits", [0, 1, 2, 7, 64])

@@ -13,6 +13,7 @@ def test_the_built_in_default() -> None:
     assert Setting().as_dict() == {
         "ctas_per_sm": 2,
         "kv_stages": 0,
+        "consumer_warps": 4,
         "max_splits": 0,
         "pdl": 0,
         "l2_prefetch": 0,
@@ -52,6 +53,12 @@ def test_values_outside_a_domain_are_refused(setting: Setting, item: Knob, value
             Setting.from_dict(values)
 
 
+def test_settings_from_before_a_knob_have_its_default() -> None:
+    older = {"ctas_per_sm": 1, "kv_stages": 6, "max_splits": 4, "pdl": 1, "l2_prefetch": 0, "kv_evict_first": 1}
+    assert Setting.from_dict(older) == Setting(1, 6, 4, 4, 1, 0, 1)
+    assert Setting.from_dict(older).consumer_warps == 4
+
+
 def test_switches_become_whole_numbers() -> None:
     assert Setting(pdl=True) == Setting(pdl=1)
     assert type(Setting(pdl=True).pdl) is int
@@ -79,6 +86,7 @@ def test_assignments(text: str, expected: tuple[str, int]) -> None:
         ("kv_stages=on", "not a whole number"),
         ("kv_stages=1", "is not allowed: 0, 2 to 12"),
         ("ctas_per_sm=5", "is not allowed: 1 to 4"),
+        ("consumer_warps=6", "is not allowed: 4 or 8"),
         ("pdl=2", r"is not allowed: off \(0\), on \(1\)"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mjolnir.kernel.emulator import emulate
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.plan import make_plan
 from mjolnir.kernel.reference import attention_f64
@@ -111,20 +112,57 @@ HOSTILE: dict[str, tuple[float, float, Callable[[torch.Tensor], torch.Tensor]]] 
 }
 
 
+QUERIES: dict[str, Geometry] = {
+    "bf16": BF16,
+    "f16": F16,
+    "drafts": Geometry(4, 2, q_len=3, q_format="fp8"),
+    "wgmma": Geometry(16, 2, q_len=4, dtype="f16"),
+}
+
+
 @pytest.mark.parametrize("lengths", [[1, 2, 3, 5, 9, 17, 33, 40, 100, 64, 65, 30], [9000]], ids=["short", "long"])
-@pytest.mark.parametrize("geometry", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("data", HOSTILE)
-def test_there_is_room_for_what_is_right(data: str, geometry: Geometry, lengths: list[int]) -> None:
+def test_there_is_room_for_what_is_right(data: str, queries: str, lengths: list[int]) -> None:
+    geometry = QUERIES[queries]
     q_gain, k_gain, shape_v = HOSTILE[data]
     q_gain *= 1e26 if data == "large-q" and geometry is BF16 else 1
     arguments = problem(geometry, lengths, 5, q_gain=q_gain, k_gain=k_gain, shape_v=shape_v)
     exact, exact_lse = attention_f64(**arguments)
-    capacity = arguments["block_table"].shape[1] * 64
+    capacity, engine = arguments["block_table"].shape[1] * 64, engine_for(geometry, "sm_90a")
+    assert (engine.name == "wgmma") == (queries == "wgmma")
     outputs = [
-        emulate(plan=make_plan(lengths, 2, 40, splits, capacity=capacity), lse=True, **arguments) for splits in (0, 1)
+        emulate(plan=make_plan(lengths, 2, 40, splits, capacity=capacity), engine=engine, lse=True, **arguments)
+        for splits in (0, 1)
     ]
     for out, lse in outputs:
         assert lse is not None
         assert excess(out, exact, geometry) < 0.9
         assert lse_excess(lse, exact_lse) < 0.9
     assert excess(outputs[0][0], outputs[1][0], geometry) < 0.9
+
+
+@pytest.mark.parametrize("geometry", [BF16, Geometry(16, 2, q_len=4, dtype="f16")], ids=str)
+def test_factors_of_the_output_scale_what_is_allowed(geometry: Geometry) -> None:
+    lengths = [300, 5, 0, 77]
+    arguments = problem(geometry, lengths, 3)
+    spread = torch.logspace(-2, 2, 128).roll(40) * torch.linspace(0.1, 10, geometry.heads_q)[:, None]
+    exact, _ = attention_f64(**arguments)
+    scaled, _ = attention_f64(**{**arguments, "o_mul": spread})
+    allowed = bound(exact, geometry)
+    assert torch.allclose(bound(scaled, geometry, spread), allowed * spread, rtol=1e-3, atol=2.0**-24)
+    assert (bound(scaled, geometry) > 5 * allowed * spread).any(), "without being told, small channels get too much"
+    engine = engine_for(geometry, "sm_90a")
+    plan = make_plan(lengths, geometry.heads_kv, 9, capacity=arguments["block_table"].shape[1] * 64)
+    out, _ = emulate(plan=plan, engine=engine, **{**arguments, "o_mul": spread})
+    assert excess(out, scaled, geometry, spread) < 0.9
+
+
+def test_channels_that_are_multiplied_by_zero_are_zero() -> None:
+    reference = torch.randn(5, 4, 128, generator=torch.Generator().manual_seed(0))
+    o_mul = torch.ones(4, 128)
+    o_mul[1, :7] = 0
+    allowed = bound(reference * o_mul, BF16, o_mul)
+    assert allowed.isfinite().all()
+    assert (allowed[:, 1, :7] < 1e-38).all()
+    assert torch.allclose(allowed[:, 1, 7:], bound(reference, BF16)[:, 1, 7:], rtol=0.1)

@@ -76,6 +76,6 @@ def checkout(tmp_path: Path, _alone: None) -> Path:
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small synthetic recording."""
     folder = tmp_path_factory.mktemp("recording") / "small"
-    values = {"ctas_per_sm": (1, 2, 3), "kv_stages": (2, 4, 6), "max_splits": (0, 1, 16), "pdl": (0, 1)}
+    values = {"ctas_per_sm": (1, 2, 3), "kv_stages": (2, 4, 5), "max_splits": (0, 1, 16), "pdl": (0, 1)}
     synthetic.make(name="small", values=values).save(folder)
     return folder

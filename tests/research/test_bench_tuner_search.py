@@ -11,8 +11,8 @@ from mjolnir.research.bench.tuner_search import Table
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.workload import Workload, uniform
 
-WINNER = Setting(1, 4, 1, 1)
-GRID = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 6), "max_splits": (0, 1, 4), "pdl": (0, 1)}
+WINNER = Setting(1, 4, max_splits=1, pdl=1)
+GRID = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 5), "max_splits": (0, 1, 4), "pdl": (0, 1)}
 
 
 @pytest.fixture(scope="module")

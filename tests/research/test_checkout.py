@@ -22,7 +22,7 @@ def opened(root: Path) -> Checkout:
 
 def test_one_commit_a_row_touches_the_table_alone(checkout):
     start = git(checkout, "rev-parse", "HEAD")
-    commits = commit_rows(opened(checkout), [make_row(8), make_row(32, kv_stages=6)])
+    commits = commit_rows(opened(checkout), [make_row(8), make_row(32, kv_stages=5)])
     assert git(checkout, "rev-list", "--reverse", f"{start}..HEAD").split() == commits
     for commit in commits:
         assert git(checkout, "diff-tree", "--no-commit-id", "--name-only", "-r", commit) == TABLE_PATH

@@ -63,9 +63,9 @@ def test_what_was_demoted_is_not_promoted_again(proven, tmp_path):
     assert code == 0
     assert "0 of 1 proven row " in out
     with ledgers.open(proven, git="off") as ledger, ledger.writer("live", {}) as writer:
-        writer.append("promotion", promotion(8, kv_stages=6))
+        writer.append("promotion", promotion(8, kv_stages=5))
     assert call("defaults", "promote", "live", "--table", table, "--ledger", proven)[0] == 0
-    assert [row.setting for row in Table.read(table).rows] == [Setting(kv_stages=6), Setting(kv_stages=4)]
+    assert [row.setting for row in Table.read(table).rows] == [Setting(kv_stages=5), Setting(kv_stages=4)]
 
 
 def test_elsewhere_the_users_table_loses_it(proven, tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_stale_row_can_be_demoted(proven, checkout, monkeypatch):
 
 def test_a_row_is_picked_by_what_tells_it_apart():
     small, other = make_row(8), make_row(32)
-    tables = [Table("one", (small, other)), Table("two", (make_row(8, kv_stages=6),))]
+    tables = [Table("one", (small, other)), Table("two", (make_row(8, kv_stages=5),))]
     for text in ("8", "5", "batch=8", "batch=8,device=nvidia h200", json.dumps(small.key.as_dict())):
         table, row = pick(tables, text)
         assert (table.name, row) == ("one", small), "the table that is asked first serves"

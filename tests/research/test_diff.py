@@ -24,7 +24,7 @@ def with_ratio(row, value, incumbent=None):
 
 def test_rows_are_told_apart_by_key_setting_and_evidence():
     old = Table("old", (make_row(1), make_row(8), make_row(32), make_row(64)))
-    new = Table("new", (make_row(4), make_row(8, kv_stages=6), make_row(32), with_ratio(make_row(64), 0.8)))
+    new = Table("new", (make_row(4), make_row(8, kv_stages=5), make_row(32), with_ratio(make_row(64), 0.8)))
     found = [(entry.row.key.batch, entry.kind) for entry in differences(old, new)]
     assert found == [(1, "removed"), (4, "added"), (8, "changed"), (64, "evidence")]
     assert differences(old, old) == []
@@ -33,20 +33,20 @@ def test_rows_are_told_apart_by_key_setting_and_evidence():
 def test_two_files(tmp_path):
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     write_rows(old, [with_ratio(make_row(8), 0.9), make_row(1)])
-    write_rows(new, [with_ratio(make_row(8, kv_stages=6), 0.81), make_row(32)])
+    write_rows(new, [with_ratio(make_row(8, kv_stages=5), 0.81), make_row(32)])
     code, out, _ = call("defaults", "diff", old, new, "--json")
     data = json.loads(out)
     assert code == 0
     assert [entry["kind"] for entry in data["differences"]] == ["removed", "changed", "added"]
     changed = data["differences"][1]
-    assert (changed["old"]["value"]["kv_stages"], changed["new"]["value"]["kv_stages"]) == (4, 6)
+    assert (changed["old"]["value"]["kv_stages"], changed["new"]["value"]["kv_stages"]) == (4, 5)
     assert (changed["old"]["ratio_default"]["value"], changed["new"]["ratio_default"]["value"]) == (0.9, 0.81)
     text = call("defaults", "diff", old, new)[1]
     assert "0.900 by their ratios" in text
     assert "-> the built-in default" in text
     assert "no difference" in call("defaults", "diff", old, old)[1]
     measured = {"value": 0.95, "low": 0.94, "high": 0.96, "coverage": 0.95}
-    write_rows(new, [with_ratio(make_row(8, kv_stages=6), 0.81, measured)])
+    write_rows(new, [with_ratio(make_row(8, kv_stages=5), 0.81, measured)])
     assert "0.950 [0.940, 0.960] measured" in " ".join(call("defaults", "diff", old, new)[1].split())
 
 

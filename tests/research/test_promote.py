@@ -98,10 +98,10 @@ def test_a_tag_that_proved_nothing_writes_nothing(live, checkout, monkeypatch):
 
 def test_the_last_decision_on_a_bucket_counts(live):
     with ledgers.open(
-        live(promotion(8), promotion(32), promotion(8, kv_stages=6), promotion(32, "not-proven"))
+        live(promotion(8), promotion(32), promotion(8, kv_stages=5), promotion(32, "not-proven"))
     ) as ledger:
         rows = proven([record.as_dict() for record in ledger.records("live")]).rows
-    assert [row.setting for row in rows] == [Setting(kv_stages=6)]
+    assert [row.setting for row in rows] == [Setting(kv_stages=5)]
 
 
 def test_no_row_without_its_evidence(live):

@@ -12,7 +12,7 @@ from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.workload import Workload, uniform
 
 SMALL = Workload("small", (uniform(1, 4096), uniform(1, 16384, 2.0), uniform(32, 4096)))
-VALUES = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 6), "max_splits": (0, 1, 64), "pdl": (0, 1), "l2_prefetch": (0, 2)}
+VALUES = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 5), "max_splits": (0, 1, 64), "pdl": (0, 1), "l2_prefetch": (0, 2)}
 WINNER = Setting(ctas_per_sm=1, kv_stages=4, max_splits=64, pdl=1)
 
 

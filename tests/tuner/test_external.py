@@ -38,7 +38,7 @@ def campaign(recording: Recording, how: str, trials: int = 8) -> tuple[Result, l
 def test_settings_are_taken_from_the_command(modelled: Recording) -> None:
     _, trials = campaign(modelled, "well")
     resolved = [Setting.from_dict(body["resolved"]) for body in trials[1:]]
-    expected = [Setting(1, stages, splits, pdl=1) for splits in (0, 1, 64) for stages in (2, 4, 6)]
+    expected = [Setting(1, stages, max_splits=splits, pdl=1) for splits in (0, 1, 64) for stages in (2, 4, 5)]
     assert resolved == expected[:7]
     assert {body["proposal"]["sampler"] for body in trials[1:]} == {"external"}
     assert all("note" not in body["proposal"] for body in trials)

@@ -24,7 +24,7 @@ from tests.fakes.bench import Script, ScriptedBench
 from tests.tuner.conftest import SMALL, VALUES, WINNER
 
 OPTIONS = Options(trials=1000, minutes=60, proposer="random", noise=4)
-SECOND, THIRD = Setting(1, 2, 64, 1), Setting(2, 2, 1, 0)
+SECOND, THIRD = Setting(1, 2, max_splits=64, pdl=1), Setting(2, 2, max_splits=1, pdl=0)
 COMMITTED = Path(__file__).parents[2] / "research" / "runs" / "h200-decode8" / "ledger.jsonl"
 
 

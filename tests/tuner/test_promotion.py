@@ -43,14 +43,15 @@ def test_ties_go_to_the_row_then_the_default_then_the_smaller(
 
 def test_resources_count_ring_then_prefetch_then_splits() -> None:
     ascending = [
-        Setting(1, 4, 1),
-        Setting(1, 4, 8),
-        Setting(1, 4, 0),
-        Setting(1, 4, 1, 0, 2),
-        Setting(2, 3, 1),
+        Setting(1, 4, max_splits=1),
+        Setting(1, 4, consumer_warps=8, max_splits=1),
+        Setting(1, 4, max_splits=8),
+        Setting(1, 4, max_splits=0),
+        Setting(1, 4, max_splits=1, pdl=0, l2_prefetch=2),
+        Setting(2, 3, max_splits=1),
         Setting(2, 4),
     ]
-    shuffled = [ascending[place] for place in (3, 0, 5, 1, 4, 2)]
+    shuffled = [ascending[place] for place in (3, 0, 6, 5, 1, 4, 2)]
     assert sorted(shuffled, key=resources) == ascending
 
 

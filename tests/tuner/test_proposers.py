@@ -19,7 +19,7 @@ SPACE = Space(Geometry(32, 8), H200)
 
 def loss(coordinates: Coordinates) -> float:
     """A smooth valley over the space."""
-    target = (20, 3, 1, 4, 1)
+    target = (28, 3, 1, 4, 1)
     spans = [len(dimension.values) for dimension in SPACE.dimensions]
     return 1 + sum(((a - b) / span) ** 2 for a, b, span in zip(coordinates, target, spans, strict=True))
 
@@ -119,13 +119,13 @@ def test_the_process_finds_the_valley_and_knows_when_nothing_is_left() -> None:
     assert centre is not None
     taken, best = {centre}, loss(centre)
     proposer.tell(1, centre, best)
-    for number in range(2, 60):
+    for number in range(2, 90):
         asked = proposer.ask(1, number, taken)
         assert asked not in taken
         taken.add(asked)
         proposer.tell(1, asked, loss(asked))
         best = min(best, loss(asked))
-    gain = proposer.gain(1, 60, taken)
+    gain = proposer.gain(1, 90, taken)
     assert gain is not None
     assert best == min(loss(SPACE.member(index)) for index in range(SPACE.size))
     assert 0 <= gain.expected < 0.001

@@ -59,7 +59,7 @@ def test_a_campaign_races_and_never_leads_with_what_it_dropped(modelled: Recordi
     whole = [body for body in trials if body["status"] == Status.MEASURED]
     first = first_points(workload)
     assert first == (0, 2)
-    assert len(raced) > 3
+    assert len(raced) >= 3
     assert result.measured == len(whole)
     for body in raced:
         assert [row["point"] for row in body["timings"]] == list(first)

@@ -17,11 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.knobs import KNOBS, Setting
+from mjolnir.kernel.variant import resolve
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.cells import ARRAYS
 from mjolnir.tuner.recording import Recording, RecordingError, packaged, packaged_names
+from mjolnir.tuner.space import Space
 
 
 def rewrite(folder: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> None:
@@ -87,7 +89,7 @@ def test_equal_recordings_have_equal_bytes(modelled: Recording, folder: Path, tm
 
 def test_equal_binaries_and_plans_share_cells(modelled: Recording) -> None:
     assert len(modelled.arrays["candidate"]) < modelled.arrays["cell"].size
-    one, eight = (modelled.index[Setting(2, 4, splits)] for splits in (0, 64))
+    one, eight = (modelled.index[Setting(2, 4, max_splits=splits)] for splits in (0, 64))
     cells = modelled.arrays["cell"][0]
     assert (cells[one] == cells[eight]).any()
 
@@ -266,3 +268,38 @@ def test_packaged_recordings_load_and_an_unknown_one_is_named() -> None:
         packaged("nothing")
     for name in packaged_names():
         assert packaged(name).name == name
+
+
+def test_a_recording_from_before_a_knob_is_read_with_its_default(folder: Path, modelled: Recording) -> None:
+    place = [knob.name for knob in KNOBS].index("consumer_warps")
+    files = members(folder)
+    settings = np.load(io.BytesIO(files["setting.npy"]))
+    rewrite(folder, {**files, "setting.npy": npy(np.delete(settings, place, axis=1))})
+    edit(folder, lambda header: header["knobs"].remove("consumer_warps"))
+    read = Recording.load(folder)
+    assert read.settings == modelled.settings
+    assert {setting.consumer_warps for setting in read.settings} == {4}
+    edit(folder, lambda header: header["knobs"].append("pdl"))
+    with pytest.raises(RecordingError, match="knobs is"):
+        Recording.load(folder)
+
+
+def test_a_ring_that_no_longer_fits_is_read_as_the_deepest_that_does(folder: Path, modelled: Recording) -> None:
+    """As an earlier kernel left it, which had room for one stage more with two CTAs per SM."""
+    files = members(folder)
+    settings = np.load(io.BytesIO(files["setting.npy"]))
+    deepest = (settings[:, 0] == 2) & (settings[:, 1] == modelled.default.kv_stages)
+    assert deepest.any()
+    settings[deepest, 1] += 1
+    rewrite(folder, {**files, "setting.npy": npy(settings)})
+    assert Recording.load(folder).settings == modelled.settings
+
+
+def test_the_packaged_recording_replays_with_the_kernel_as_it_is() -> None:
+    recording = packaged("h200-32x8-d128-p64")
+    assert {setting.consumer_warps for setting in recording.settings} == {4}
+    assert recording.default == resolve(Setting(), recording.geometry, recording.device)
+    assert recording.status(recording.index[recording.default]) is Status.MEASURED
+    assert len(set(recording.settings)) == 972
+    space = Space(recording.geometry, recording.device, allowed=recording.settings)
+    assert space.size == 972

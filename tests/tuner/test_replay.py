@@ -15,7 +15,7 @@ from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.statistics import Weights, instance_values, point_ratios
 from tests.tuner.conftest import WINNER
 
-ANY = Setting(2, 4, 0, 1)
+ANY = Setting(2, 4, max_splits=0, pdl=1)
 
 
 def test_draws_depend_on_seed_and_number_alone(modelled: Recording) -> None:
@@ -69,7 +69,7 @@ def test_each_trial_costs_its_compile_gate_and_measuring_time(modelled: Recordin
 
 def test_compiles_ahead_hide_behind_the_device(modelled: Recording) -> None:
     bench = ReplayBench(modelled, workers=2)
-    others = [Setting(1, 2), Setting(1, 4), Setting(1, 6)]
+    others = [Setting(1, 2), Setting(1, 4), Setting(1, 5)]
     for setting in others:
         bench.submit(setting)
     seconds = [bench.measure(0, setting).facts["compile_seconds"] for setting in others]

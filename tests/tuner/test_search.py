@@ -61,7 +61,7 @@ def use(monkeypatch: pytest.MonkeyPatch, proposer: Fixed) -> Fixed:
 def test_what_needs_no_less_than_what_spilled_is_not_compiled(
     modelled: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad, worse, fine = Setting(1, 4, pdl=1), Setting(1, 6, pdl=1), Setting(1, 6, 1)
+    bad, worse, fine = Setting(1, 4, pdl=1), Setting(1, 5, pdl=1), Setting(1, 5, max_splits=1)
     use(monkeypatch, Fixed(modelled, [bad, fine, Setting(1, 2), worse]))
     bench, journal = ScriptedBench(modelled, Script(settings={bad: SPILLED, worse: SPILLED})), MemoryJournal()
     options = Options(trials=8, minutes=60, noise=3, depth=1, enqueued=(bad, worse, Setting(2, 4, pdl=1)))

@@ -21,7 +21,7 @@ def body(status: str = "infeasible", reason: str = SPILLS, binary: str = "abc") 
     ("setting", "skipped"),
     [
         (Setting(2, 4, l2_prefetch=1), True),
-        (Setting(2, 4, 64, l2_prefetch=1), True),
+        (Setting(2, 4, max_splits=64, l2_prefetch=1), True),
         (Setting(3, 4, l2_prefetch=1), True),
         (Setting(2, 6, l2_prefetch=1), True),
         (Setting(2, 3, l2_prefetch=1), False),

@@ -13,7 +13,7 @@ from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.variant import infeasible, resolve
-from mjolnir.tuner.space import Space, grid
+from mjolnir.tuner.space import RING, Space, grid
 
 GEOMETRY = Geometry(32, 8)
 WHOLE = Space(GEOMETRY, H200)
@@ -79,8 +79,20 @@ def test_pins_hold() -> None:
 def test_pinning_zero_stages_means_the_deepest_ring_of_each_cta_count() -> None:
     ring = Space(GEOMETRY, H200, {"kv_stages": 0}).dimensions[0].values
     expected = {resolve(Setting(ctas_per_sm=c), GEOMETRY, H200).kv_stages for c in (1, 2)}
-    assert expected <= {stages for _, stages in ring}
-    assert len(ring) == len({ctas for ctas, _ in ring})
+    assert expected <= {stages for _, _, stages in ring}
+    assert len(ring) == len({(ctas, warps) for ctas, warps, _ in ring})
+
+
+def test_computing_warps_are_searched_with_the_ring_that_they_leave_room_for() -> None:
+    assert RING == ("ctas_per_sm", "consumer_warps", "kv_stages")
+    assert WHOLE.dimensions[0].knobs == RING
+    found = {(ctas, warps) for ctas, warps, _ in WHOLE.dimensions[0].values}
+    assert found == {(1, 4), (1, 8), (2, 4), (3, 4)}
+    pinned = Space(GEOMETRY, H200, {"consumer_warps": 8})
+    assert "registers: 2 CTAs of 8 computing warps per SM" in pinned.excluded["ctas_per_sm=2"]
+    wide = Space(Geometry(64, 8, q_len=8), H200)
+    assert wide.excluded["consumer_warps=8"] == "consumer_warps = 8: engine wgmma computes with 4 warps"
+    assert {setting[1] for setting in wide.dimensions[0].values} == {4}
 
 
 def test_pins_that_leave_nothing_say_why() -> None:

@@ -69,15 +69,28 @@ def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
 
 def test_features_are_steps_of_knobs_and_the_stream_of_the_slowest_sm() -> None:
     space = Space(Geometry(32, 8), H200)
-    settings = [Setting(1, 2, 16), Setting(2, 3, 0, pdl=1), Setting(1, 12, 1)]
+    settings = [Setting(1, 2, max_splits=16), Setting(2, 3, max_splits=0, pdl=1), Setting(1, 12, max_splits=1)]
+    settings += [Setting(1, 4), Setting(1, 4, consumer_warps=8)]
     coordinates = [found for setting in settings if (found := space.coordinates(setting))]
     plain = Features(space, None).table(8, coordinates)
-    assert plain[:2].tolist() == [[0, 0, 5, 0, 0, 1], [1, 1, 0, 1, 0, 1]]
+    assert plain[:2].tolist() == [[0, 0, 0, 5, 0, 0, 1], [1, 1, 0, 0, 1, 0, 1]]
+    assert (plain[4] - plain[3]).tolist() == [0, 0, 1, 0, 0, 0, 0]  # the warps, and nothing else
     whole = Features(space, DECODE8).table(8, coordinates)
-    assert whole[:, :6].tolist() == plain.tolist()
+    assert whole[:, :7].tolist() == plain.tolist()
     # 8 sequences x 8 heads of 128 tiles on 132 SMs; unsplit, one CTA streams a whole pair.
     assert longest_run(uniform(8, 8192), 8, 132, 1) == 128
-    assert whole[2, 6] == pytest.approx(STREAM_STEPS * np.log(128))
+    assert whole[2, 7] == pytest.approx(STREAM_STEPS * np.log(128))
     runs = [longest_run(uniform(8, 8192), 8, 132 * ctas, splits) for ctas, splits in ((1, 16), (2, 0))]
     assert 8 * 8 * 128 / 132 <= runs[0] < 128
-    assert whole[:2, 6] == pytest.approx(STREAM_STEPS * np.log([runs[0], 2 * runs[1]]))
+    assert whole[:2, 7] == pytest.approx(STREAM_STEPS * np.log([runs[0], 2 * runs[1]]))
+
+
+def test_the_stream_counts_the_row_blocks_of_a_head() -> None:
+    """128 query rows of a head are two items of 64: the KV that they share is read twice."""
+    space = Space(Geometry(64, 8, q_len=16), H200)
+    where = space.coordinates(Setting(max_splits=1))
+    assert where is not None
+    stream = Features(space, DECODE8).table(64, [where])[0, -1]
+    longest = longest_run(uniform(64, 8192), 2 * 8, 264, 1)
+    assert longest == 512  # four items a CTA, and some of the CTAs three
+    assert stream == pytest.approx(STREAM_STEPS * np.log(2 * longest))

@@ -11,14 +11,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mjolnir import kernel
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.gpu.child import Handler, Report
+from mjolnir.tuner.gpu.expectation import Expectation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mjolnir.kernel.cases import Case
+
+EXPECTED_BY = (
+    "case.py", "case_inputs.py", "cases.py", "emulator.py", "engine.py", "formats.py", "geometry.py", "layouts.py",
+    "minifloat.py", "plan.py", "softmax.py",
+)  # fmt: skip
+"""Modules of the kernel's room that decide what a gate's cases are and what comes out."""
 
 
 def create() -> Handler:
@@ -38,7 +46,7 @@ def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
         torch.set_num_threads(1)
         geometry = Geometry.from_dict(request["geometry"])
         assert folder is not None
-        return {"path": str(expected_outputs(geometry, request["grid"], merge=request["merge"], folder=folder))}
+        return {"path": str(expected_outputs(geometry, Expectation(**request["expectation"]), folder))}
     from mjolnir.kernel import cache
 
     report("compile")
@@ -59,22 +67,23 @@ def variant_of(values: Mapping[str, Any]) -> Variant:
     return Variant(**{**values, "geometry": Geometry.from_dict(values["geometry"])})
 
 
-def expected_outputs(geometry: Geometry, grid: int, *, merge: bool, folder: Path) -> Path:
+def expected_outputs(geometry: Geometry, expectation: Expectation, folder: Path) -> Path:
     """Emulate the gate's cases and keep the outputs in `folder`; made once.
 
     Returns:
-        A .npz file with the arrays `out0`, `out1`, ... (f32, exact), in the order of `gate_cases`.
+        A .npz file with the arrays `out0`, `out1`, ... (f32, exact), in the order of `cases_of`.
     """
     import numpy as np
 
-    from mjolnir.kernel.cases import expected, gate_cases
+    from mjolnir.kernel.cases import expected
 
-    cases = gate_cases(geometry, grid, merge=merge)
-    path = folder / f"expected-{_digest(geometry, grid, cases)}.npz"
+    cases, engine = cases_of(geometry, expectation), expectation.engine(geometry)
+    path = folder / f"expected-{_digest(geometry, expectation, cases)}.npz"
     if path.is_file():
         return path
     arrays: dict[str, Any] = {
-        f"out{number}": expected(case, grid).out.float().numpy() for number, case in enumerate(cases)
+        f"out{number}": expected(case, expectation.grid, engine, expectation.warps).out.float().numpy()
+        for number, case in enumerate(cases)
     }
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
@@ -82,7 +91,15 @@ def expected_outputs(geometry: Geometry, grid: int, *, merge: bool, folder: Path
     return Path(file.name).replace(path)
 
 
-def load_expected(path: Path, geometry: Geometry, grid: int, *, merge: bool) -> list[tuple[Case, Tensor]]:
+def cases_of(geometry: Geometry, expectation: Expectation) -> tuple[Case, ...]:
+    """The cases of a gate."""
+    from mjolnir.kernel.cases import gate_cases
+
+    engine = expectation.engine(geometry)
+    return gate_cases(geometry, expectation.grid, merge=expectation.merge, engine=engine)
+
+
+def load_expected(path: Path, geometry: Geometry, expectation: Expectation) -> list[tuple[Case, Tensor]]:
     """The cases with the outputs that `expected_outputs` kept, in the dtype that the kernel writes.
 
     Raises:
@@ -91,22 +108,17 @@ def load_expected(path: Path, geometry: Geometry, grid: int, *, merge: bool) -> 
     import numpy as np
     import torch
 
-    from mjolnir.kernel.cases import gate_cases
-
     dtype = torch.bfloat16 if geometry.dtype == "bf16" else torch.float16
     with np.load(path, allow_pickle=False) as arrays:
         return [
             (case, torch.from_numpy(arrays[f"out{number}"]).to(dtype))
-            for number, case in enumerate(gate_cases(geometry, grid, merge=merge))
+            for number, case in enumerate(cases_of(geometry, expectation))
         ]
 
 
-def _digest(geometry: Geometry, grid: int, cases: Sequence[Case]) -> str:
+def _digest(geometry: Geometry, expectation: Expectation, cases: Sequence[Case]) -> str:
     """Names the cases and the sources that their outputs come from."""
-    from mjolnir.kernel import cases as cases_module
-    from mjolnir.kernel import emulator, formats, layouts, plan
-
-    digest = hashlib.sha256(repr((geometry, grid, tuple(cases))).encode())
-    for module in (cases_module, emulator, formats, layouts, plan):
-        digest.update(Path(str(module.__file__)).read_bytes())
+    digest = hashlib.sha256(repr((geometry, expectation, tuple(cases))).encode())
+    for name in EXPECTED_BY:
+        digest.update((Path(str(kernel.__file__)).parent / name).read_bytes())
     return digest.hexdigest()[:32]

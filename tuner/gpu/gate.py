@@ -123,8 +123,8 @@ def check_cases(card: Card, setting: Setting, cases: Sequence[CaseOnCard], fault
 
 def _check_case(card: Card, setting: Setting, placed: CaseOnCard, fault: str) -> Check:
     case, inputs, device = placed.case, placed.inputs, card.torch_device
-    batch = len(case.lengths)
-    rows = torch.full((batch + 1, *inputs.q.shape[1:]), torch.nan, dtype=inputs.q.dtype, device=device)
+    batch, tokens = len(case.lengths), len(inputs.q)
+    rows = torch.full((tokens + 1, *inputs.q.shape[1:]), torch.nan, dtype=inputs.q.dtype, device=device)
     planned = torch.tensor(case.planned, dtype=torch.int32, device=device)
     with blaming_kernel():
         same_binary = replace(setting, max_splits=case.max_splits)
@@ -136,14 +136,14 @@ def _check_case(card: Card, setting: Setting, placed: CaseOnCard, fault: str) ->
             inputs.v,
             inputs.block_table,
             inputs.seq_lens,
-            rows[:batch],
+            rows[:tokens],
             inputs.k_scale,
             inputs.v_scale,
             inputs.scale,
         )
         card.synchronize()
-    check = judge(f"case {case.name}", rows[:batch], placed.out, placed.allowed, case.seed)
-    if check.passed and not rows[batch].isnan().all():
+    check = judge(f"case {case.name}", rows[:tokens], placed.out, placed.allowed, case.seed)
+    if check.passed and not rows[tokens].isnan().all():
         return replace(check, status=Status.INCORRECT, note="rows beyond the batch were written")
     return check
 

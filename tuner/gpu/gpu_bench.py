@@ -10,6 +10,7 @@ from typing import Any
 
 from mjolnir.kernel.cache import default_folder
 from mjolnir.kernel.device import Device
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant, infeasible
@@ -17,8 +18,9 @@ from mjolnir.tuner.bench import CANARIES, RACED, Instance, InstanceRequest, Outc
 from mjolnir.tuner.clean_window import CleanWindow
 from mjolnir.tuner.gpu import answers
 from mjolnir.tuner.gpu.canaries import baked, stand_in
+from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.measure import Policy
-from mjolnir.tuner.gpu.plans import cases_name, plan_digests
+from mjolnir.tuner.gpu.plans import plan_digests
 from mjolnir.tuner.gpu.pool import COMPILE_SECONDS, Build, CompilePool
 from mjolnir.tuner.gpu.protocol import ChildError, Failed
 from mjolnir.tuner.gpu.supervisor import LIMITS, Backend, DeviceUnavailable, Supervisor, blame
@@ -100,7 +102,7 @@ class GpuBench:
     def environment(self) -> Mapping[str, Any]:
         """What times depend on: kernel sources, policy, device, driver, packages."""
         facts = {
-            "engine": "warp",
+            "engine": engine_for(self.geometry, self.device.arch).name,
             "device": self.device.name,
             "device_uuid": self.uuid,
             "policy": self.policy.as_dict(),
@@ -241,7 +243,7 @@ class GpuBench:
 
     def plans(self, setting: Setting) -> list[str]:
         """Plan digest of each point."""
-        return plan_digests(setting, self.workload, self.geometry, self.device.sm_count)
+        return plan_digests(setting, self.workload, self.geometry, self.device)
 
     def binary(self, setting: Setting) -> str:
         """Key of the setting's binary, built now; empty where it cannot be."""
@@ -262,8 +264,8 @@ class GpuBench:
         return Variant.of(setting, self.geometry, self.device, fault=baked(fault))
 
     def _expect(self, setting: Setting, urgent: bool = False) -> tuple[str, Any]:
-        grid, merge = self.device.sm_count * setting.ctas_per_sm, setting.max_splits != 1
-        return cases_name(grid, merge), self._pool.expected(self.geometry, grid, merge=merge, urgent=urgent)
+        expectation = Expectation.of(setting, self.device)
+        return expectation.name, self._pool.expected(self.geometry, expectation, urgent=urgent)
 
     def _build(self, setting: Setting, fault: str) -> tuple[Build | None, tuple[Status, str] | None]:
         """The binary of a setting, and why it cannot be measured, if so."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from mjolnir.kernel.device import Device
+from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.plan import make_plan
 from mjolnir.tuner.workload import Point, Workload
 
 
-def plan_digests(setting: Setting, workload: Workload, geometry: Geometry, sm_count: int) -> list[str]:
+def plan_digests(setting: Setting, workload: Workload, geometry: Geometry, device: Device) -> list[str]:
     """Plan digest of each point; settings of one binary with equal digests do the same there."""
     capacity = capacity_of(workload, geometry)
-    grid = sm_count * setting.ctas_per_sm
+    heads = geometry.heads_kv * engine_for(geometry, device.arch).blocks
+    grid = device.sm_count * setting.ctas_per_sm
     return [
-        make_plan(point.contexts, geometry.heads_kv, grid, setting.max_splits, capacity=capacity).digest()
+        make_plan(point.contexts, heads, grid, setting.max_splits, capacity=capacity).digest()
         for point in workload.points
     ]
 
@@ -27,8 +30,3 @@ def capacity_of(workload: Workload, geometry: Geometry) -> int:
 def kv_bytes_of(point: Point, geometry: Geometry) -> int:
     """KV bytes that one launch at `point` reads."""
     return sum(point.contexts) * geometry.kv_bytes_per_token
-
-
-def cases_name(grid: int, merge: bool) -> str:
-    """Names the expected outputs of the gate's cases for a grid."""
-    return f"{grid}-{'merge' if merge else 'whole'}"

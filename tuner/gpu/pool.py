@@ -13,13 +13,14 @@ import queue
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
+from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.protocol import KILL_SECONDS, Child, ChildError, Died, Hung
 
 COMPILE_SECONDS = 60.0
@@ -89,9 +90,9 @@ class CompilePool:
         """Build the plan kernel of an architecture."""
         return self._submit({"op": "plan", "arch": arch}, urgent=True)
 
-    def expected(self, geometry: Geometry, grid: int, *, merge: bool, urgent: bool = False) -> Future[Build]:
-        """Make the expected outputs of the gate's small cases for a grid of `grid` CTAs."""
-        job = {"op": "expected", "geometry": geometry.as_dict(), "grid": grid, "merge": merge}
+    def expected(self, geometry: Geometry, expectation: Expectation, *, urgent: bool = False) -> Future[Build]:
+        """Make the expected outputs of the gate's small cases."""
+        job = {"op": "expected", "geometry": geometry.as_dict(), "expectation": asdict(expectation)}
         return self._submit(job, urgent)
 
     def _submit(self, job: dict[str, Any], urgent: bool) -> Future[Build]:

@@ -29,13 +29,14 @@ from mjolnir.tuner.workload import Workload
 COARSE: Mapping[str, Sequence[int]] = {
     "ctas_per_sm": (1, 2, 3),
     "kv_stages": (0, 2, 4, 6),
+    "consumer_warps": (4, 8),
     "max_splits": (0, 1, 2, 4, 8, 16, 32, 64, 128),
     "pdl": (0, 1),
     "l2_prefetch": (0, 1, 4),
     "kv_evict_first": (0, 1),
 }
-"""The coarse grid: on an H200, with what cannot fit left out, 108 combinations of baked knobs, each with a merge and
-without (216 binaries), and 972 settings."""
+"""The coarse grid: on an H200, with what cannot fit left out, 156 combinations of baked knobs, each with a merge and
+without (312 binaries), and 1404 settings."""
 
 PAIRS = 200
 REBUILDS = 10

@@ -16,10 +16,11 @@ from mjolnir.tuner.gpu.canaries import Replaying, baked, require_binary
 from mjolnir.tuner.gpu.card import Card
 from mjolnir.tuner.gpu.chain import PLANS, Arm, Chains, blaming_kernel
 from mjolnir.tuner.gpu.compiler import load_expected
+from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.gate import CaseOnCard, Check, check_cases, check_fresh, check_point, place_cases, repeats
 from mjolnir.tuner.gpu.inputs import PointInputs
 from mjolnir.tuner.gpu.measure import Block, Job, Policy, sets_of, take
-from mjolnir.tuner.gpu.plans import capacity_of, cases_name, kv_bytes_of, plan_digests
+from mjolnir.tuner.gpu.plans import capacity_of, kv_bytes_of, plan_digests
 from mjolnir.tuner.workload import Workload
 
 KEPT_ARMS = 8
@@ -125,15 +126,15 @@ class Session:
 
         Args:
             setting: any setting of the binary.
-            expected: files of the cases' outputs by `cases_name`.
+            expected: files of the cases' outputs by `Expectation.name`.
             fault: a canary's fault.
         """
         variant = self.variant(setting, fault)
         if variant not in self._gated:
-            grid = self.card.device.sm_count * setting.ctas_per_sm
-            name = cases_name(grid, variant.merge)
+            expectation = Expectation.of(setting, self.card.device)
+            name = expectation.name
             if name not in self._cases:
-                cases = load_expected(Path(expected[name]), self.geometry, grid, merge=variant.merge)
+                cases = load_expected(Path(expected[name]), self.geometry, expectation)
                 self._cases[name] = place_cases(self.card, self.geometry, cases)
             self._gated[variant] = check_cases(self.card, setting, self._cases[name], baked(fault))
         return self._gated[variant]
@@ -195,7 +196,7 @@ class Session:
 
     def plans(self, setting: Setting) -> list[str]:
         """Plan digests of a setting at all points."""
-        return plan_digests(setting, self.workload, self.geometry, self.card.device.sm_count)
+        return plan_digests(setting, self.workload, self.geometry, self.card.device)
 
 
 def seed_of(*parts: Any) -> int:

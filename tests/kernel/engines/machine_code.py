@@ -1,8 +1,12 @@
-"""Compile variants without a GPU and read what came out: PTX, machine code, resources."""
+"""Compile variants without a GPU and read what came out: PTX, machine code, resources.
+
+Compiling takes seconds, so each variant is compiled once in a test run, whichever of its processes wants it first.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import re
 import subprocess
 import tempfile
@@ -10,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from filelock import FileLock
 
 from mjolnir.kernel.cache import compile_only
 from mjolnir.kernel.cubin import Resources, read_resources
@@ -25,9 +31,14 @@ SMALL = Geometry(32, 8)
 class Code:
     """What the compiler made of a variant."""
 
+    variant: Variant
     ptx: str
     cubin: bytes
-    resources: Resources
+
+    @property
+    def resources(self) -> Resources:
+        """Registers and local memory."""
+        return read_resources(self.cubin)
 
     def opcodes(self) -> Counter[str]:
         """Opcodes of the machine code, with modifiers, and how often each occurs."""
@@ -38,16 +49,42 @@ class Code:
         return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", text))
 
 
-@cache
-def code(
-    setting: Setting, arch: str = "sm_90a", geometry: Geometry = SMALL, fault: str = "none", lse: bool = False
-) -> Code:
-    """The code of a setting, compiled once in a test run."""
-    from mjolnir.kernel.engines import step
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """Compiles variants, or finds what a process of this test run made of them.
 
-    variant = Variant.of(setting, geometry, Device(arch, "any", 132), fault=fault, lse=lse)
-    artifacts = compile_only(step.Step(variant), step.arguments(variant), arch).artifacts
-    return Code(artifacts.PTX, artifacts.CUBIN, read_resources(artifacts.CUBIN))
+    Attributes:
+        folder: where the test run keeps code.
+    """
+
+    folder: Path
+
+    def __call__(
+        self,
+        setting: Setting,
+        arch: str = "sm_90a",
+        geometry: Geometry = SMALL,
+        *,
+        fault: str = "none",
+        lse: bool = False,
+        q_mul: bool = False,
+        o_mul: bool = False,
+    ) -> Code:
+        """The code of a setting."""
+        device = Device(arch, "any", 132)
+        return self.of(Variant.of(setting, geometry, device, fault=fault, lse=lse, q_mul=q_mul, o_mul=o_mul))
+
+    def of(self, variant: Variant) -> Code:
+        """The code of a variant."""
+        path = self.folder / variant.key()
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                from mjolnir.kernel.engines import step
+
+                artifacts = compile_only(step.Step(variant), step.arguments(variant), variant.arch).artifacts
+                path.write_bytes(pickle.dumps(Code(variant, artifacts.PTX, artifacts.CUBIN)))
+            found: Code = pickle.loads(path.read_bytes())
+            return found
 
 
 @cache

@@ -11,8 +11,8 @@ import torch
 
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.tuner.gpu.compiler import expected_outputs
+from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.measure import Policy
-from mjolnir.tuner.gpu.plans import cases_name
 from mjolnir.tuner.gpu.session import Session
 from mjolnir.tuner.workload import Point, Workload, uniform
 from tests.fakes import gpu
@@ -23,6 +23,9 @@ POLICY = Policy(rotating_bytes=1, replay_seconds=1e-9, rounds=6)
 GRID = 8
 """Two CTAs on each of the fake card's four SMs."""
 
+EXPECTATIONS = {merge: Expectation("sm_90a", GRID, merge, 4) for merge in (True, False)}
+"""Of settings with two CTAs per SM and four computing warps, by whether items may be cut."""
+
 
 @pytest.fixture(scope="session")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -30,8 +33,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("expected")
     return {
-        cases_name(GRID, merge): str(expected_outputs(GEOMETRY, GRID, merge=merge, folder=folder))
-        for merge in (True, False)
+        expectation.name: str(expected_outputs(GEOMETRY, expectation, folder)) for expectation in EXPECTATIONS.values()
     }
 
 

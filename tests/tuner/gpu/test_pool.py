@@ -10,16 +10,18 @@ import torch
 
 from mjolnir.kernel.cases import expected as emulated
 from mjolnir.kernel.cases import gate_cases
+from mjolnir.kernel.engine import Engine
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
-from mjolnir.tuner.gpu.compiler import expected_outputs, load_expected, variant_of
-from mjolnir.tuner.gpu.plans import cases_name
+from mjolnir.tuner.gpu.compiler import EXPECTED_BY, cases_of, expected_outputs, load_expected, variant_of
+from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.pool import CompilePool
 from tests.fakes.compiler import CRASHES, FAILS, HANGS
 from tests.fakes.gpu import DEVICE
-from tests.tuner.gpu.conftest import GEOMETRY, GRID
+from tests.kernel.reached import reached
+from tests.tuner.gpu.conftest import EXPECTATIONS, GEOMETRY, GRID
 
 
 def variant(l2_prefetch: int, **knobs: int) -> Variant:
@@ -76,11 +78,12 @@ def test_a_variant_survives_the_way_to_the_compiler() -> None:
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_expected_outputs_come_back_as_the_emulator_made_them(expected: dict[str, str], merge: bool) -> None:
-    path = Path(expected[cases_name(GRID, merge)])
+    expectation = EXPECTATIONS[merge]
+    path = Path(expected[expectation.name])
     stamp = path.stat().st_mtime_ns
-    assert expected_outputs(GEOMETRY, GRID, merge=merge, folder=path.parent) == path
+    assert expected_outputs(GEOMETRY, expectation, path.parent) == path
     assert path.stat().st_mtime_ns == stamp
-    loaded = load_expected(path, GEOMETRY, GRID, merge=merge)
+    loaded = load_expected(path, GEOMETRY, expectation)
     assert [case for case, _ in loaded] == list(gate_cases(GEOMETRY, GRID, merge=merge))
     case, out = loaded[-1]
     assert out.dtype is torch.bfloat16
@@ -89,6 +92,30 @@ def test_expected_outputs_come_back_as_the_emulator_made_them(expected: dict[str
 
 def test_other_problems_have_other_files(tmp_path: Path, expected: dict[str, str]) -> None:
     other = Geometry(2, 2, page_size=16, dtype="f16")
-    path = expected_outputs(other, GRID, merge=False, folder=tmp_path)
+    path = expected_outputs(other, EXPECTATIONS[False], tmp_path)
     assert path.name not in {Path(file).name for file in expected.values()}
-    assert all(out.dtype is torch.float16 for _, out in load_expected(path, other, GRID, merge=False))
+    assert all(out.dtype is torch.float16 for _, out in load_expected(path, other, EXPECTATIONS[False]))
+
+
+def test_expected_outputs_are_made_anew_when_any_source_of_theirs_changes() -> None:
+    facts = {"device.py"}  # of cards; a case says itself on which it is planned
+    assert set(EXPECTED_BY) == reached(["cases.py"]) - facts
+
+
+def test_an_expectation_is_that_of_the_settings_warps_and_the_cards_engine(tmp_path: Path) -> None:
+    """Eight warps round otherwise than four, and many rows are dealt out to items otherwise than few."""
+    settings = Setting(ctas_per_sm=1), Setting(ctas_per_sm=1, consumer_warps=8)
+    four, eight = (Expectation.of(setting, DEVICE) for setting in settings)
+    assert (four.name, eight.name) == ("4-merge-4", "4-merge-8")
+    assert Expectation.of(Setting(max_splits=1), DEVICE).name == "8-whole-4"
+    paths = [expected_outputs(GEOMETRY, each, tmp_path) for each in (four, eight)]
+    pairs = [load_expected(path, GEOMETRY, each) for path, each in zip(paths, (four, eight), strict=True)]
+    assert [case for case, _ in pairs[0]] == [case for case, _ in pairs[1]]
+    assert not all(torch.equal(a, b) for (_, a), (_, b) in zip(*pairs, strict=True))
+    case, out = pairs[1][0]
+    assert torch.equal(out, emulated(case, 4, eight.engine(GEOMETRY), 8).out)
+    wide = Geometry(64, 1, q_len=2)
+    assert four.engine(wide) == Engine("wgmma", 64, 2)
+    other = Expectation("sm_100a", 4, True, 4)
+    assert other.engine(wide) == Engine("warp", 16, 8)
+    assert cases_of(wide, four) != cases_of(wide, other)

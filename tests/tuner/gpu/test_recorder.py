@@ -58,7 +58,7 @@ class Bench:
         self.submitted.append(setting)
 
     def plans(self, setting: Setting) -> list[str]:
-        return plan_digests(setting, self.workload, self.geometry, self.device.sm_count)
+        return plan_digests(setting, self.workload, self.geometry, self.device)
 
     def binary(self, setting: Setting) -> str:
         return Variant.of(setting, self.geometry, self.device).key()
@@ -229,9 +229,10 @@ def test_the_default_is_recorded_whatever_the_grid(tmp_path: Path) -> None:
 
 def test_the_coarse_grid_is_what_is_asked_of_it() -> None:
     settings = full_factorial(GEOMETRY, H200, COARSE)
-    assert len(settings) == 972
-    assert len({Variant.of(setting, GEOMETRY, H200) for setting in settings}) == 216
+    assert len(settings) == 1404
+    assert len({Variant.of(setting, GEOMETRY, H200) for setting in settings}) == 312
     assert resolve(Setting(), GEOMETRY, H200) in settings
+    assert {setting.consumer_warps for setting in settings if setting.ctas_per_sm == 1} == {4, 8}
     assert {setting.max_splits for setting in settings} == {0, 1, 2, 4, 8, 16, 32, 64, 128}
 
 

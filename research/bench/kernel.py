@@ -1,200 +1,193 @@
-"""`mjolnir bench kernel`: the decode kernel beside FlashInfer's tensor-core decode, in one process on one GPU.
+"""`mjolnir bench kernel`: the decode kernel beside its peers and the card's read ceiling, in one process on one GPU.
 
-Times are microseconds of one launch, merge included, by replays of a CUDA graph over rotating KV sets that together
-hold at least 400 MB, so that L2 is cold; plans are made before, as they are once a step for all layers. Every output
-is compared with an f32 reference; `error` is the largest difference over the reference's RMS.
+Times are microseconds of one launch by replays of a CUDA graph over rotating KV sets that together hold at least
+400 MB, so that L2 is cold. Merges and whatever is done to Q are inside, PDL as each contender ships it; plans, which
+are made once a step for all layers, are outside. A contender that can be run in several ways (layouts, splits, knobs)
+is timed in each, and its fastest way is timed again for the row. `error` is the largest difference from attention in
+f64 over its RMS. The row with timing `chain` is the kernel as it is served: behind a writer of Q and of a KV row, in
+front of a reader of O, less the chain without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import geometric_mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.device import Device, current_device
-from mjolnir.kernel.geometry import Geometry
-from mjolnir.kernel.knobs import Setting
-from mjolnir.kernel.sources import kernel_hash
-from mjolnir.kernel.timing import replay_micros, rotating_inputs
-from mjolnir.research.answer import Answer, MissingFailure
-from mjolnir.research.bench.replay import written
+from mjolnir.research.answer import Answer, Exit, MissingFailure, UsageFailure
+from mjolnir.research.bench import rows as files
+from mjolnir.research.bench import table
+from mjolnir.research.bench.figures import comparisons, figures, problems
+from mjolnir.research.bench.peers.contender import Contender
+from mjolnir.research.bench.points import Spot, select
+from mjolnir.research.bench.race import KERNELS, REST, Bench, Options, run, short_hash, tell
 from mjolnir.research.request import Request
-from mjolnir.tuner.workload import DECODE8, Point
 
 if TYPE_CHECKING:
-    import torch
-
-    from mjolnir.kernel.cases import Inputs
-
-SCHEMA = "mjolnir.bench/1"
-REPEATS = 40
-PEER = "flashinfer-tc"
-WORKSPACE_BYTES = 256 << 20
-
-Launch = Callable[[int], None]
+    from mjolnir.research.bench.chain import Served
+    from mjolnir.research.bench.tuning import Tuned
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One kernel on one point's input sets.
-
-    Attributes:
-        name: as in the rows.
-        layout: the cache layout it is given.
-        prepare: makes what is needed before timing and returns the launch on set i, and the outputs.
-    """
-
-    name: str
-    layout: str
-    prepare: Callable[[list[Inputs]], tuple[Launch, list[torch.Tensor]]]
-
-
-def kernel(geometries: list[str], out: Path | None = None) -> Answer:
-    """Time every contender at the eight points of `decode8`, for each geometry; rows and figures go to `out` if given.
+def kernel(options: Options) -> Answer:
+    """Time what is asked for, merge it with what there is, and write and tell the result.
 
     Raises:
-        UsageFailure: a geometry that does not parse.
+        UsageFailure: an option that does not parse, or a file that is no result of this bench.
         MissingFailure: no GPU.
     """
-    problems = [Request(geometry=text).problem()[0] for text in geometries]
+    spots = select([Request(geometry=text).problem()[0] for text in options.geometries], options.points)
+    if unknown := set(options.kernels) - {*KERNELS, files.CHAIN}:
+        raise UsageFailure(f"--kernel {min(unknown)!r} is none of {', '.join((*KERNELS, files.CHAIN))}")
+    earlier = [files.read(path) for path in options.append if path.exists()]
+    if options.merge_only:
+        if not earlier:
+            raise UsageFailure("--merge-only needs --append with a file that exists")
+        return _answer(assemble(earlier, [], None), options)
+    return measured(options, spots, earlier, _bench(options, spots))
+
+
+def measured(options: Options, spots: Sequence[Spot], earlier: Sequence[dict[str, Any]], bench: Bench) -> Answer:
+    """Time `spots` and merge, writing what there is after each of them."""
+    not_run: dict[str, str] = {}
+    taken = _taken(bench, options, not_run)
+
+    def keep(rows: Sequence[files.Row]) -> None:
+        if options.target:
+            files.write(options.target, assemble(earlier, rows, taken))
+
+    return _answer(assemble(earlier, run(spots, options, bench, not_run, keep), taken), options)
+
+
+def assemble(
+    earlier: Sequence[dict[str, Any]], found: Sequence[files.Row], taken: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The result file: rows merged, figures made from all of them.
+
+    Args:
+        earlier: result files, the later ones counting more.
+        found: rows of this run, which count most.
+        taken: how those were taken; None where there are none.
+
+    Raises:
+        UsageFailure: the files are of different devices.
+    """
+    parts = [part for data in earlier for part in data["taken"]["parts"]] + ([taken] if taken else [])
+    devices = sorted({part["device"] for part in parts})
+    if len(devices) != 1:
+        raise UsageFailure(f"these results are of different devices: {', '.join(devices)}")
+    merged = files.merge(*(data["rows"] for data in earlier), found)
+    date = max(part["date"] for part in parts)
+    whole = {"device": devices[0], "date": date, "not_run": still_missing(parts, merged), "parts": parts}
+    return {
+        "schema": files.SCHEMA,
+        "bench": "kernel",
+        "figures": figures(merged),
+        "problems": problems(merged),
+        "points": [item.as_dict() for item in comparisons(merged).values()],
+        "rows": merged,
+        "taken": {**whole, "how": " ".join((__doc__ or "").split("\n\n", 1)[1].split())},
+    }
+
+
+def still_missing(parts: Sequence[dict[str, Any]], rows: Sequence[files.Row]) -> dict[str, str]:
+    """What was not run and has no row from another part, with the reason.
+
+    A contender that could not be run at all is told as long as the last part that asked for it could not.
+    """
+    there = {files.name_of(row) for row in rows} | {files.place_of(row) for row in rows}
+    asked = {name: part for part in parts for name in part["kernels"]}
+    return {
+        name: why
+        for part in parts
+        for name, why in part["not_run"].items()
+        if name not in there and asked.get(name, part) is part and (name != REST or part is parts[-1])
+    }
+
+
+def _answer(data: dict[str, Any], options: Options) -> Answer:
+    lines = [*table.lines(data["rows"]), "", *table.figure_lines(data["figures"]), *data["problems"]]
+    lines += [f"not run: {name}: {why}" for name, why in data["taken"]["not_run"].items()]
+    if options.target:
+        files.write(options.target, data)
+        written = [options.target, *_plotted(options.target, data["rows"])]
+        lines.append(f"written to {', '.join(map(str, written))}")
+    wrong = any(row["kernel"].startswith("mjolnir") and files.is_wrong(row) for row in data["rows"])
+    return Answer(data, "\n".join(lines), Exit.FAILED if wrong or not data["rows"] else Exit.DONE)
+
+
+def _plotted(target: Path, rows: Sequence[files.Row]) -> list[Path]:
+    """The plot beside a result file; a GPU machine may lack what draws it, and `--merge-only` draws it elsewhere."""
+    try:
+        from mjolnir.research.bench import plot
+
+        return plot.write(target, rows)
+    except ImportError as error:
+        tell(f"no plot: {error}")
+        return []
+
+
+def _bench(options: Options, spots: Sequence[Spot]) -> Bench:
+    """The real one."""
+    began = time.monotonic()
     try:
         device = current_device()
     except RuntimeError as error:
         raise MissingFailure(f"{error}; the committed figures are in research/bench/results") from error
-    rows: list[dict[str, Any]] = []
-    missing: dict[str, str] = {}
-    for geometry in problems:
-        for point in DECODE8.points:
-            for contender in (_ours(geometry, device), _flashinfer(geometry)):
-                try:
-                    rows.append(_row(contender, geometry, point))
-                except ImportError as error:
-                    missing[contender.name] = str(error)
-    taken = _taken(device, missing)
-    data = {"schema": SCHEMA, "bench": "kernel", "figures": _figures(rows), "rows": rows, "taken": taken}
-    return Answer(data, "\n".join([*_table(rows), *written(data, out, indent=1)]))
+    from mjolnir.backend.lookup import Defaults
+    from mjolnir.kernel.cache import default_folder
+    from mjolnir.research.bench.ahead import compile_ahead
+    from mjolnir.research.bench.chain import Served
+    from mjolnir.research.bench.clock import CudaClock
+    from mjolnir.research.bench.pool import Pool
+    from mjolnir.research.bench.tuning import Tuned, read
+
+    tuned = Tuned(device, Defaults.load(), read(options.tuned) if options.tuned else {})
+    geometries = list(dict.fromkeys(place.geometry for place in spots))
+    flashinfer = any(options.wants(name) for name in ("flashinfer-tc", "flashinfer-xqa"))
+    limit = options.tune if options.wants("mjolnir") else 0
+    if trouble := compile_ahead(geometries, device, limit=limit, flashinfer=flashinfer):
+        tell(f"FlashInfer's modules were not compiled ahead: {trouble}")
+
+    def served(place: Spot) -> Served:
+        from mjolnir.tuner.gpu.card import CudaCard
+
+        return Served(CudaCard(place.geometry, 0, default_folder()), place)
+
+    return Bench(device, contenders(device, options, tuned), Pool(), CudaClock(), tuned, served, _versions(), began)
 
 
-def _ours(geometry: Geometry, device: Device) -> Contender:
-    def prepare(sets: list[Inputs]) -> tuple[Launch, list[torch.Tensor]]:
-        import torch
+def contenders(device: Device, options: Options, tuned: Tuned) -> list[Contender]:
+    """Everything that is asked for, ours first."""
+    from mjolnir.research.bench.peers.ceiling import Ceiling
+    from mjolnir.research.bench.peers.fa3 import FlashAttention3
+    from mjolnir.research.bench.peers.flashinfer import TensorCores, Xqa
+    from mjolnir.research.bench.peers.ours import PLACEMENTS, Mjolnir, MjolnirDefault
+    from mjolnir.research.bench.peers.triton import UnifiedAttention
 
-        from mjolnir.kernel.runner import Runner
-
-        batch, width = sets[0].block_table.shape
-        runner = Runner(Setting(), geometry, device, max_batch=batch, capacity=width * geometry.page_size)
-        runner.plan(sets[0].seq_lens)
-        outs = [torch.full_like(item.q, torch.nan) for item in sets]
-
-        def launch(number: int) -> None:
-            item = sets[number]
-            runner.run(
-                item.q, item.k, item.v, item.block_table, item.seq_lens, outs[number], item.k_scale, item.v_scale
-            )
-
-        return launch, outs
-
-    return Contender("mjolnir-default", "BHN2D", prepare)
+    own = [Mjolnir(device, layout, tuned, options.tune) for layout in PLACEMENTS]
+    every: list[Contender] = [
+        *own, MjolnirDefault(device), TensorCores(), Xqa(), FlashAttention3(), UnifiedAttention(), Ceiling(device),
+    ]  # fmt: skip
+    return [contender for contender in every if options.wants(contender.name)]
 
 
-def _flashinfer(geometry: Geometry) -> Contender:
-    def prepare(sets: list[Inputs]) -> tuple[Launch, list[torch.Tensor]]:
-        import torch
-        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
-
-        batch, width = sets[0].block_table.shape
-        ends = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * width
-        last = torch.full((batch,), int(sets[0].seq_lens[0]) - (width - 1) * geometry.page_size, dtype=torch.int32)
-        wrappers, outs = [], [torch.full_like(item.q, torch.nan) for item in sets]
-        for item in sets:
-            workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-            wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-            wrapper.plan(
-                ends, item.block_table.reshape(-1), last.cuda(), geometry.heads_q, geometry.heads_kv,
-                geometry.head_dim, geometry.page_size, q_data_type=item.q.dtype, kv_data_type=torch.float8_e4m3fn,
-            )  # fmt: skip
-            wrappers.append(wrapper)
-        caches = [item.cache.view(torch.float8_e4m3fn) for item in sets]
-
-        def launch(number: int) -> None:
-            wrappers[number].run(sets[number].q, caches[number], out=outs[number])
-
-        return launch, outs
-
-    return Contender(PEER, "B2NHD", prepare)
-
-
-def _row(contender: Contender, geometry: Geometry, point: Point) -> dict[str, Any]:
-    import torch
-
-    from mjolnir.kernel.reference import attention_f32
-
-    context = point.contexts[0]
-    sets = rotating_inputs(geometry, point.batch, context, contender.layout, seed=point.batch)
-    launch, outs = contender.prepare(sets)
-    samples = replay_micros(launch, len(sets), REPEATS)
-    wanted, _ = attention_f32(**sets[0].arguments())
-    error = (outs[0].float() - wanted).abs().max() / wanted.square().mean().sqrt()
-    tenths = quantiles(samples, n=10)
-    row = {
-        "kernel": contender.name, "heads_q": geometry.heads_q, "heads_kv": geometry.heads_kv,
-        "head_dim": geometry.head_dim, "page_size": geometry.page_size, "q_len": geometry.q_len,
-        "layout": contender.layout, "batch": point.batch, "context": context,
-        "bytes": point.batch * context * geometry.kv_bytes_per_token,
-        "us": round(median(samples), 3), "us_p10": round(tenths[0], 3), "us_p90": round(tenths[-1], 3),
-        "error": round(float(error), 6),
-    }  # fmt: skip
-    del sets, outs, launch
-    torch.cuda.empty_cache()
-    return row
-
-
-def _figures(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Ratios of the peer's time to ours, above 1 where ours is faster."""
-    key = ("heads_q", "heads_kv", "page_size", "batch", "context")
-    times = {(row["kernel"], *(row[name] for name in key)): row["us"] for row in rows}
-    ratios = [us / times[("mjolnir-default", *rest)] for (name, *rest), us in times.items() if name == PEER]
-    figures = {"largest_error": max(row["error"] for row in rows if row["kernel"] == "mjolnir-default")}
-    if ratios:
-        figures |= {
-            "geomean_vs_flashinfer_tc": round(geometric_mean(ratios), 3),
-            "worst_vs_flashinfer_tc": round(min(ratios), 3),
-        }
-    return figures
-
-
-def _taken(device: Device, missing: dict[str, str]) -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
-
-    names = ("torch", "nvidia-cutlass-dsl", "flashinfer-python")
+def _taken(bench: Bench, options: Options, not_run: dict[str, str]) -> dict[str, Any]:
+    """How a run was taken; `not_run` goes on growing."""
     return {
-        "device": device.name,
-        "sm_count": device.sm_count,
-        "kernel_hash": kernel_hash(),
-        "versions": {name: installed(name) for name in names} | {"cuda": torch.version.cuda},
-        "not_run": missing,
-        "how": " ".join((__doc__ or "").split("\n\n", 1)[1].split()),
-    }
+        "device": bench.device.name, "sm_count": bench.device.sm_count, "kernel_hash": short_hash(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "versions": bench.versions,
+        "kernels": list(options.kernels or KERNELS), "repeats": options.repeats, "tune": options.tune,
+        "not_run": not_run,
+    }  # fmt: skip
 
 
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    titles = f"{'us':>9} {'p10':>9} {'p90':>9} {'GB/s':>6} {'error':>8}"
-    lines = [f"{'heads':>7} {'page':>4} {'point':>10} {'kernel':>16} {titles}"]
-    for row in rows:
-        point = f"{row['batch']}x{row['context']}"
-        lines.append(
-            f"{row['heads_q']:>4}/{row['heads_kv']:<2} {row['page_size']:>4} {point:>10} {row['kernel']:>16} "
-            f"{row['us']:9.2f} {row['us_p10']:9.2f} {row['us_p90']:9.2f} "
-            f"{row['bytes'] / row['us'] / 1e3:6.0f} {row['error']:8.5f}"
-        )
-    return lines
+def _versions() -> dict[str, Any]:
+    import torch
+
+    from mjolnir.tuner.gpu.card import package_version
+
+    names = ("torch", "triton", "nvidia-cutlass-dsl", "flashinfer-python", "vllm")
+    return {**{name: package_version(name) for name in names}, "cuda": torch.version.cuda}

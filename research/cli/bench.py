@@ -43,17 +43,62 @@ def replay(
 def kernel(
     out: Out = None,
     geometry: Annotated[
-        list[str] | None, typer.Option("--geometry", help="As for `autoresearch run`; repeatable.")
+        list[str] | None, typer.Option("--geometry", help="As for `autoresearch run`; repeatable. Default: all.")
     ] = None,
+    point: Annotated[
+        list[str] | None, typer.Option("--point", help="BATCHxTOKENS, or a sum of such; repeatable. Default: all.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--kernel", help="A kernel of the rows, or `chain`; repeatable. Default: all."),
+    ] = None,
+    tuned: Annotated[
+        Path | None, typer.Option("--tuned", help="JSON with settings by geometry and point, or a result file.")
+    ] = None,
+    tune: Annotated[
+        int, typer.Option("--tune", min=0, max=200, help="Settings to try at each point that --tuned does not name.")
+    ] = 0,
+    repeats: Annotated[int, typer.Option("--repeats", min=5, max=1000, help="Replays of each row.")] = 30,
+    append: Annotated[
+        list[Path] | None,
+        typer.Option("--append", help="Keep the rows of this file that are not measured anew; repeatable."),
+    ] = None,
+    merge_only: Annotated[
+        bool, typer.Option("--merge-only", help="Time nothing: merge files, make figures and plot.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.0, help="Begin no point after so long; 0: no limit.")
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """The decode kernel beside FlashInfer's, at the eight points of the workload decode8."""
+    """The decode kernel beside its peers and the card's read ceiling."""
 
     def work() -> Answer:
         from mjolnir.research.bench import kernel as twin
-        from mjolnir.research.request import DEFAULT_GEOMETRY
+        from mjolnir.research.bench.race import Options
 
-        return twin.kernel(geometry or [DEFAULT_GEOMETRY], out)
+        options = Options(
+            tuple(geometry or ()), tuple(point or ()), tuple(only or ()), tuned, tune, repeats, tuple(append or ()),
+            merge_only, minutes, out,
+        )  # fmt: skip
+        return twin.kernel(options)
+
+    answer(work, as_json)
+
+
+@app.command()
+def eager(
+    out: Out = None,
+    geometry: Annotated[str, typer.Option("--geometry", help="As for `autoresearch run`.")] = "32/8xd128,page=64,q=1",
+    calls: Annotated[int, typer.Option("--calls", min=2000, help="Timed calls of each kind.")] = 4000,
+    as_json: Json = False,
+) -> None:
+    """What one layer costs the host outside of a CUDA graph."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import eager as twin
+
+        return twin.eager(geometry, calls, out)
 
     answer(work, as_json)
 

@@ -189,7 +189,7 @@ def test_nonsense_is_refused_with_code_2(tmp_path, arguments, words):
 
 
 def test_pins_that_leave_nothing_are_refused(recording, tmp_path):
-    code, _, err = replay(recording, tmp_path, "--pin", "kv_stages=5")
+    code, _, err = replay(recording, tmp_path, "--pin", "kv_stages=3")
     assert (code, "--pin" in err) == (2, True)
     assert not (tmp_path / "ledger.jsonl").exists()
 

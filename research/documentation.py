@@ -11,8 +11,11 @@ from typing import Any
 from mjolnir.backend.overrides import variable
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
+from mjolnir.research.bench import markdown
 
-KERNEL_RESULTS = Path("research", "bench", "results", "kernel-main-h200.json")
+RESULTS = Path("research", "bench", "results")
+KERNEL_RESULTS = RESULTS / "kernel-main-h200.json"
+PEERS_RESULTS = "kernel-peers-*.json"
 TABLE = Path("backend", "defaults.json")
 SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
 """The geometry whose points the README shows one by one."""
@@ -30,7 +33,23 @@ def _knob_row(knob: Knob) -> str:
 
 
 def speed_table(root: Path) -> str:
-    """The kernel beside its peer, and what tuning adds, from the results and the table of the tree at `root`."""
+    """The kernel beside its peers, from the newest results with all of them, else from those with one."""
+    found = newest(root)
+    if found is None:
+        return main_table(root)
+    path, results = found
+    return markdown.page(results, path.relative_to(root))
+
+
+def newest(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The results of `mjolnir bench kernel` that were taken last, of several of one day the last by name."""
+    paths = sorted((root / RESULTS).glob(PEERS_RESULTS))
+    found = [(path, json.loads(path.read_text("utf-8"))) for path in paths]
+    return max(found, key=lambda one: (one[1]["taken"]["date"], one[0].name), default=None)
+
+
+def main_table(root: Path) -> str:
+    """The kernel beside one peer, and what tuning adds, from the results and the table of the tree at `root`."""
     results = json.loads((root / KERNEL_RESULTS).read_text("utf-8"))
     tuned = _tuned(Table.read(root / TABLE))
     lines = ["| batch x context | FlashInfer, us | Mjolnir untuned, us | times faster | tuned: share of untuned time |"]

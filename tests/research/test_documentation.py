@@ -4,13 +4,14 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.knobs import KNOBS
-from mjolnir.research.documentation import KERNEL_RESULTS, SECTIONS, knobs_table, speed_table, updated
+from mjolnir.research.documentation import KERNEL_RESULTS, SECTIONS, knobs_table, main_table, updated
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -26,13 +27,14 @@ def test_table_has_a_line_for_each_knob() -> None:
     assert lines[0] == (
         "| `ctas_per_sm` | 1 to 4 | 2 | `MJOLNIR_ATTN_CTAS` | CTAs resident per SM: the size of the persistent grid |"
     )
-    assert "| off (0), on (1) | off | `MJOLNIR_ATTN_PDL` |" in lines[3]
+    assert "| 4 or 8 | 4 | `MJOLNIR_ATTN_CONSUMER_WARPS` |" in lines[2]
+    assert "| off (0), on (1) | off | `MJOLNIR_ATTN_PDL` |" in lines[4]
 
 
 def test_speed_is_read_from_the_results_and_the_table() -> None:
     rows = json.loads((README.parent / KERNEL_RESULTS).read_text("utf-8"))["rows"]
     us = {row["kernel"]: row["us"] for row in rows if (row["batch"], row["context"]) == (64, 8192) and is_shown(row)}
-    (line,) = [line for line in speed_table(README.parent).splitlines() if line.startswith("| 64 x 8192")]
+    (line,) = [line for line in main_table(README.parent).splitlines() if line.startswith("| 64 x 8192")]
     peer, ours = us["flashinfer-tc"], us["mjolnir-default"]
     assert line.startswith(f"| 64 x 8192 | {peer:.1f} | {ours:.1f} | {peer / ours:.2f} | 0.")
 
@@ -72,10 +74,29 @@ def test_command_in_the_readme_exists_with_its_options(line: str) -> None:
     assert {word for word in words if word.startswith("--")} <= options, line
 
 
+def code_with(words: str) -> CodeType:
+    """The one example in the README that holds these words."""
+    examples = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    (code,) = (example for example in examples if words in example)
+    return compile(code, str(README), "exec")
+
+
+def test_the_kernel_is_called_as_the_readme_shows() -> None:
+    """Shapes and dtypes alone: the tensors are fakes, of a GPU that need not be there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    made: dict[str, Any] = {}
+    with FakeTensorMode():
+        exec(code_with("import decode"), made)
+    assert made["out"].shape == made["query"].shape == (4, 32, 128)
+    assert made["lse"].shape == (4, 32)
+    assert made["block_table"].shape[1] * made["page_size"] >= 8192
+    assert made["block_table"].numel() <= made["pages"]
+
+
 def test_code_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
     monkeypatch.setattr("mjolnir.kernel.device.current_device", lambda: H200)
-    exec(compile(code, str(README), "exec"), {})
+    exec(code_with("Defaults.load()"), {})
     printed = capsys.readouterr().out
     assert printed.startswith("ctas_per_sm=")
     assert "exact key" in printed

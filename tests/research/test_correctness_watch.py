@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from mjolnir.research import correctness_watch
 from mjolnir.research.correctness_watch import Watch
 
 
@@ -35,7 +34,7 @@ def test_cases_that_end_in_time_are_left_alone() -> None:
 
 def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 11.0, 12.0, 30.0])
-    monkeypatch.setattr(correctness_watch.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     stream = io.StringIO()
     with Watch(9, give_up=lambda _: None, stream=stream) as watch:
         for number in range(4):

@@ -42,14 +42,20 @@ PASSWORD = "hush-hush"
 
 
 def take_part(storage: str, folder: Path, worker: bool, hang: int = 0) -> None:
-    """What a process of the campaign does; from trial `hang` on it never comes back from a trial."""
-    measure = ReplayBench.measure
+    """What a process of the campaign does; from trial `hang` on it never comes back from a trial.
+
+    The others wait for it with the second half of the trials, or a slow machine would leave it none.
+    """
+    measure, in_hand = ReplayBench.measure, folder.parent / VICTIM / "in-hand"
 
     def slowly(self: ReplayBench, trial: int, *arguments: Any, **named: Any) -> Any:
         if trial and hang and trial >= hang:
             (folder / "in-hand").write_text(str(trial))
             time.sleep(600)
         time.sleep(0.03 if trial else 0)
+        deadline = time.monotonic() + 60
+        while trial and trial > TRIALS // 2 and not in_hand.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
         return measure(self, trial, *arguments, **named)
 
     ReplayBench.measure = slowly  # type: ignore[method-assign]

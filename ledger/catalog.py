@@ -12,8 +12,9 @@ from sqlalchemy import exc
 
 from mjolnir.ledger import queries
 from mjolnir.ledger.commits import PREFIX, Commit, commit_of
+from mjolnir.ledger.database import sqlite_url
 from mjolnir.ledger.git_store import GitStore
-from mjolnir.ledger.index import NAME, Index, sqlite_url
+from mjolnir.ledger.index import NAME, Index
 from mjolnir.ledger.sync import synchronise
 
 T = TypeVar("T")
@@ -44,8 +45,8 @@ class Catalog:
         """Forget the index and read everything again; the number of records."""
         return self._trying(lambda index: synchronise(index, self._live, self._store, anew=True))
 
-    def backlog(self, index: Index, heads: dict[str, str]) -> list[Commit]:
-        """The commits that the refs at `heads` lack, in the order of their chains."""
+    def backlog(self, index: Index, heads: dict[str, str], most: int) -> list[Commit]:
+        """The first `most` commits that the refs at `heads` lack, in the order of their chains."""
         with index.change() as connection:
             tips = index.tips(connection, with_commit=True)
         found: list[Commit] = []
@@ -58,9 +59,11 @@ class Catalog:
             if head and at is None:
                 _log.warning("%s is at %s, which no record here makes; it is left alone", ref, head)
                 continue
-            found.extend(
-                self._chain(index, writer, head, tip.environment_id, 0 if at is None else at + 1, tip.link.seq)
-            )
+            first = 0 if at is None else at + 1
+            last = min(tip.link.seq, first + most - len(found) - 1)
+            found.extend(self._chain(index, writer, head, tip.environment_id, first, last))
+            if len(found) >= most:
+                break
         return found
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The git side of the ledger: one commit a record on `refs/mjolnir/ledger/<tag>/<writer>`.
 
-All git commands of the ledger run here, plumbing only. They are started with a clean environment and with every
-setting pinned that could change their doing; neither HEAD nor the index nor the work tree nor a hook takes part.
-Each command gets its whole input as a file: a killed parent then leaves a git that ends its work, not half of it.
+All git commands of the ledger go through here, plumbing alone but for those that speak to a remote. They are started
+with a clean environment and with every setting pinned that could change their doing; neither HEAD nor the index nor the
+work tree nor a hook takes part.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mjolnir.ledger.commits import PREFIX, Commit, ref_of, stream
-from mjolnir.ledger.record import LedgerError
+from mjolnir.ledger.git_run import GitError as GitError
+from mjolnir.ledger.git_run import run_git
+from mjolnir.ledger.record import MAX_LINE
 
 _SETTINGS = (
     f"core.hooksPath={os.devnull}",
@@ -38,12 +38,10 @@ MOST_PACKS = 16
 _LARGE_PACK = 32 * 1024 * 1024
 _CRASH_REPORT = re.compile("fast_import_crash_[0-9]+")
 _PACK_NAME = re.compile("pack-[0-9a-f]{40,64}")
+_SWEPT = re.compile("unable to (?:write file|create|open|rename) .*: No such file or directory")
 _STALE_SECONDS = 10.0
+_ATTEMPTS = 4
 _BATCH = 1000
-
-
-class GitError(LedgerError):
-    """A git command failed; the message holds what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class GitStore:
             folder = folder.parent
         query = ("rev-parse", "--absolute-git-dir", "--git-common-dir", "--show-object-format")
         try:
-            answer = _run([git, *query], folder)
+            answer = run_git([git, *query], folder)
         except GitError as error:
             if "not a git repository" in str(error):
                 raise GitError(f"{folder} lies in no git repository") from error
@@ -112,32 +110,46 @@ class GitStore:
         finally:
             lock.release()
 
+    def move(self, moves: Mapping[str, tuple[str, str]]) -> None:
+        """Take refs from one commit to another, all or none: (old, new) by name; empty is a ref that is not there.
+
+        Raises:
+            GitError: a ref has moved meanwhile, or git failed; nothing was moved.
+        """
+        none = "0" * (64 if self.algorithm == "sha256" else 40)
+        orders = (f"update {ref} {new or none} {old or none}\n".encode() for ref, (old, new) in moves.items())
+        self.run("update-ref", "--stdin", source=(b"start\n", *orders, b"commit\n"))
+
     def heads(self, pattern: str = PREFIX) -> dict[str, str]:
         """Ref names and commit ids of the refs at or below `pattern`."""
-        lines = self._run("for-each-ref", "--format=%(refname) %(objectname)", pattern).decode().splitlines()
+        lines = self.run("for-each-ref", "--format=%(refname) %(objectname)", pattern).decode().splitlines()
         return {name: commit for name, _, commit in (line.partition(" ") for line in lines)}
 
     def write(self, commits: Sequence[Commit]) -> None:
         """Make `commits` and move their refs onto the last of each; chains in order, refs at the first one's parent.
 
         To be called while locked. git takes each ref from the value that it had to the new one, and only forward.
+        A user's `git gc --prune=now` may sweep away what git is just writing, which then is written again.
 
         Raises:
             GitError: a ref has moved elsewhere, or git failed. No ref points to anything incomplete.
         """
         if not commits:
             return
-        try:
-            self._import(commits)
-        except GitError:
-            if not self._clear_stale_locks({ref_of(commit.record) for commit in commits}):
-                raise
-            self._import(commits)
+        for last in (False,) * (_ATTEMPTS - 1) + (True,):
+            try:
+                self._import(commits)
+                return
+            except GitError as error:
+                locks = self._clear_stale_locks({ref_of(commit.record) for commit in commits})
+                keeps = self._clear_stale_keeps(commits)
+                if last or not (locks or keeps or _SWEPT.search(str(error))):
+                    raise
 
     def _import(self, commits: Sequence[Commit]) -> None:
         edges = f"--export-pack-edges={self._registry}"
         try:
-            self._run("fast-import", "--quiet", "--date-format=raw", edges, source=stream(commits))
+            self.run("fast-import", "--quiet", "--date-format=raw", edges, source=stream(commits))
         except GitError as error:
             # The message is the report; what git also writes into the git directory would only pile up.
             for report in _CRASH_REPORT.findall(str(error)):
@@ -151,12 +163,17 @@ class GitStore:
             GitError: an object is missing, or a commit without `record.json`.
         """
         wanted = (f"{commit}\n".encode() for commit in (*heads, *(f"^{commit}" for commit in known)))
-        listed = self._run("rev-list", "--reverse", "--topo-order", "--stdin", source=wanted).decode().split()
+        listed = self.run("rev-list", "--reverse", "--topo-order", "--stdin", source=wanted).decode().split()
         for start in range(0, len(listed), _BATCH):
             yield from self._contents(listed[start : start + _BATCH])
 
     def _contents(self, commits: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        answer = self._run("cat-file", "--batch", source=(f"{commit}:record.json\n".encode() for commit in commits))
+        wanted = [f"{commit}:record.json\n".encode() for commit in commits]
+        sizes = self.run("cat-file", "--batch-check=%(objectsize)", source=wanted).split(b"\n")
+        for commit, size in zip(commits, sizes, strict=False):
+            if size.isdigit() and int(size) > MAX_LINE:
+                raise GitError(f"record.json of commit {commit} has {int(size)} bytes; {MAX_LINE} are allowed")
+        answer = self.run("cat-file", "--batch", source=wanted)
         position = 0
         for commit in commits:
             end = answer.index(b"\n", position)
@@ -178,7 +195,7 @@ class GitStore:
         if len(small) <= most or (folder / "multi-pack-index").exists():
             return
         listed = (f"{name}.pack\n".encode() for name in small)
-        answer = self._run("pack-objects", "--quiet", "--stdin-packs", str(folder / "pack"), source=listed)
+        answer = self.run("pack-objects", "--quiet", "--stdin-packs", str(folder / "pack"), source=listed)
         merged = f"pack-{answer.decode().strip()}"
         self._register([merged])
         for name in small:
@@ -205,9 +222,14 @@ class GitStore:
         """Names of own packs; fast-import itself appends to it, and `gather` writes it anew."""
         return self.common / "mjolnir" / "packs"
 
-    def _run(self, *arguments: str, source: Iterable[bytes] = ()) -> bytes:
+    def run(self, *arguments: str, source: Iterable[bytes] = ()) -> bytes:
+        """What a git command prints, of which `source` is the whole input.
+
+        Raises:
+            GitError: it failed.
+        """
         settings = [part for setting in _SETTINGS for part in ("-c", setting)]
-        return _run([self.git, f"--git-dir={self.directory}", *settings, *arguments], self.directory, source)
+        return run_git([self.git, f"--git-dir={self.directory}", *settings, *arguments], self.directory, source)
 
     def _clear_stale_locks(self, refs: Iterable[str]) -> bool:
         """Remove lock files of our own refs that a killed git left; True when there was one.
@@ -225,26 +247,26 @@ class GitStore:
                 continue
         return found
 
+    def _clear_stale_keeps(self, commits: Sequence[Commit]) -> bool:
+        """Remove the marks that hold packs of a flush which ended half way; True when there was one.
 
-def _environment() -> Mapping[str, str]:
-    """The environment without anything that points git elsewhere, messages in English."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return kept | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_NO_LAZY_FETCH": "1"}
+        The same commits make a pack of the same name, which git refuses to mark twice. Only called while the ledger's
+        lock is held.
+        """
+        found = False
+        for keep in (self.common / "objects" / "pack").glob("pack-*.keep"):
+            try:
+                if keep.read_bytes().strip() == b"fast-import" and self._is_own(keep.with_suffix(".idx"), commits):
+                    keep.unlink()
+                    found = True
+            except OSError:
+                continue
+        return found
 
-
-def _run(command: Sequence[str], folder: Path, source: Iterable[bytes] = ()) -> bytes:
-    try:
-        with tempfile.TemporaryFile() as input_file:
-            input_file.writelines(source)
-            input_file.seek(0)
-            # A session of its own: Ctrl-C is for the campaign, which then flushes, not for the flush.
-            done = subprocess.run(
-                command, stdin=input_file, capture_output=True, cwd=folder, env=_environment(), start_new_session=True
-            )
-    except OSError as error:
-        raise GitError(f"git could not be run: {error}") from error
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-        action = next((part for part in command[1:] if not part.startswith("-") and "=" not in part), "")
-        raise GitError(f"git {action} in {folder} failed: {said}")
-    return done.stdout
+    def _is_own(self, index: Path, commits: Sequence[Commit]) -> bool:
+        """Whether a pack holds one of `commits`, or nothing, for lack of an index."""
+        if not index.exists():
+            return True
+        ids = {commit.id.encode() for commit in commits}
+        listed = self.run("show-index", source=[index.read_bytes()]).splitlines()
+        return any(line.split()[1] in ids for line in listed)

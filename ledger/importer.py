@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mjolnir.ledger.chain import Link, broken
 from mjolnir.ledger.live import scan
-from mjolnir.ledger.record import LedgerError, Record, RecordError, parse
+from mjolnir.ledger.record import MAX_LINE, LedgerError, Record, RecordError, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def read_untorn(path: Path | str) -> tuple[tuple[Record, ...], bool]:
             records.append(_parse(line, path, len(records) + 1))
         with path.open("rb") as file:
             file.seek(end)
-            tail = file.read()
+            tail = file.read(MAX_LINE + 1)
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror}") from error
     if tail:

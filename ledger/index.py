@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
+from sqlalchemy import exc
 
 from mjolnir.ledger import database
 from mjolnir.ledger.chain import Link, broken
@@ -22,8 +22,8 @@ from mjolnir.ledger.commits import Commit, commit_of
 from mjolnir.ledger.record import Record
 
 NAME = "ledger.sqlite"
-VERSION = 1
-_BATCH = 2000
+VERSION = 2
+_BATCH, _PORTION = 2000, 200
 _BUCKET = re.compile("[0-9]{1,9}")
 
 _schema = sql.MetaData()
@@ -56,6 +56,8 @@ RECORDS = sql.Table(
     sql.Column("setting", sql.JSON(none_as_null=True)),
     sql.Index("records_of_tag", "tag", "kind", "trial"),
     sql.Index("records_in_order", "tag", "lamport", "writer", "seq"),
+    # All that a list of tags looks at, so that it reads nothing else.
+    sql.Index("records_at_a_glance", "tag", "kind", "status", "verdict", "writer", "time", "lamport"),
 )  # fmt: skip
 LINES = sql.Table(
     "lines", _schema,
@@ -69,6 +71,9 @@ RATIOS = sql.Table(
     sql.Column("seq", sql.BigInteger, primary_key=True, autoincrement=False),
     sql.Column("bucket", sql.BigInteger, primary_key=True, autoincrement=False),
     sql.Column("ratio", sql.Float, nullable=False),
+    sql.Column("tag", sql.String(63), nullable=False),
+    sql.Column("trial", sql.BigInteger, nullable=False),
+    sql.Index("ratios_by_size", "tag", "bucket", "ratio", "trial"),
 )  # fmt: skip
 
 
@@ -110,6 +115,11 @@ class Index:
         with self._engine.connect() as connection:
             return [tuple(row) for row in connection.execute(statement)]
 
+    def stream(self, statement: sql.Select[Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a select, fetched as they are asked for."""
+        with self._engine.connect().execution_options(yield_per=_PORTION) as connection:
+            yield from (tuple(row) for row in connection.execute(statement))
+
     def close(self) -> None:
         """Give back the connections."""
         self._engine.dispose()
@@ -125,6 +135,19 @@ class Index:
         """Remember a JSON value."""
         connection.execute(sql.delete(FACTS).where(FACTS.c.name == name))
         connection.execute(sql.insert(FACTS).values(name=name, value=json.dumps(value)))
+
+    def recall(self, name: str, state: object) -> Any:
+        """What was remembered under `name` for that `state`, or None."""
+        text = self.query(sql.select(FACTS.c.value).where(FACTS.c.name == name))
+        kept = json.loads(text[0][0]) if text else {}
+        return kept["value"] if kept.get("state") == state else None
+
+    def remember(self, name: str, state: object, value: object) -> Any:
+        """Remember a JSON value for a `state`, and return it as `recall` will. What cannot be kept costs time alone."""
+        kept = {"state": state, "value": value}
+        with suppress(exc.DatabaseError), self.change() as connection:
+            self.set_fact(connection, name, kept)
+        return json.loads(json.dumps(value))
 
     @staticmethod
     def heads(connection: sql.Connection) -> dict[str, str]:
@@ -207,13 +230,15 @@ class Adding:
         self.write()
 
     def _put(self, record: Record, commit_id: str, environment_id: str) -> None:
-        digest = record.sha256
-        self._tips[record.writer] = Tip(Link.of(record), commit_id, environment_id)
+        link = Link.of(record)
+        digest = link.sha256
+        self._tips[record.writer] = Tip(link, commit_id, environment_id)
         place = {"writer": record.writer, "seq": record.seq}
         self._rows[RECORDS].append(place | _columns(record, digest, commit_id, environment_id))
         self._rows[LINES].append(place | {"line": record.line})
         self._rows[RATIOS].extend(
-            place | {"bucket": bucket, "ratio": ratio} for bucket, ratio in _ratios(record).items()
+            place | {"bucket": bucket, "ratio": ratio, "tag": record.tag, "trial": record.body["trial"]}
+            for bucket, ratio in _ratios(record).items()
         )
         self.count += 1
         if len(self._rows[RECORDS]) >= _BATCH:
@@ -223,7 +248,7 @@ class Adding:
         """Put into the database what was taken so far."""
         for table, rows in self._rows.items():
             if rows:
-                self._connection.execute(sql.insert(table), rows)
+                database.insert_many(self._connection, table, rows)
                 rows.clear()
 
     def _compare(self, record: Record) -> None:
@@ -245,7 +270,7 @@ def _columns(record: Record, digest: str, commit_id: str, environment_id: str) -
         "commit_id": commit_id, "environment_id": environment_id, "trial": _whole(body.get("trial")),
         "bucket": _whole(body.get("bucket")), "status": _text(body.get("status")),
         "verdict": _text(body.get("verdict")), "ratio": _number(body.get("ratio")),
-        "setting": setting if isinstance(setting, Mapping) else None,
+        "setting": json.dumps(setting) if isinstance(setting, Mapping) else None,
     }  # fmt: skip
 
 
@@ -269,8 +294,3 @@ def _number(value: object) -> float | None:
 
 def _text(value: object) -> str | None:
     return value[:32] if isinstance(value, str) else None
-
-
-def sqlite_url(path: Path | None) -> sql.URL:
-    """The URL of a SQLite file, or of a database in memory. Never text: a path may hold what no encoding has."""
-    return sql.URL.create("sqlite", database=None if path is None else str(path))

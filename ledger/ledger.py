@@ -5,26 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjolnir.ledger import tsv
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.importer import Imported, missing, read_untorn
-from mjolnir.ledger.live import NAME, LiveFile, make_folder, scan
+from mjolnir.ledger.live import NAME, LiveFile, make_folder
 from mjolnir.ledger.place import Place, locate
-from mjolnir.ledger.record import LedgerError, Record, RecordError, check_tag, parse
-from mjolnir.ledger.summary import TagSummary
+from mjolnir.ledger.reader import Reader
+from mjolnir.ledger.record import LedgerError, Record, check_tag
 from mjolnir.ledger.verify import Verification, Verifier
 from mjolnir.ledger.writer import Writer
 
 if TYPE_CHECKING:
-    from mjolnir.ledger.catalog import Catalog
     from mjolnir.ledger.index import Index
 
 _LOCK_SECONDS = 30.0
+_PORTION = 5000
+"""Commits that are made at once: a record of some kilobytes each is in memory meanwhile."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +39,7 @@ def open(folder: Path | str | None = None, *, git: Literal["auto", "off"] = "aut
     return Ledger(locate(folder), git=git)
 
 
-class Ledger:
+class Ledger(Reader):
     """All records of a ledger folder: the union of its live file and the ledger refs of its repository.
 
     A context manager that closes it and its writers. Thread-safe.
@@ -86,78 +87,6 @@ class Ledger:
         make_folder(self.folder)
         if not os.access(self.folder, os.W_OK):
             raise LedgerError(f"{self.folder} cannot be written; name another with --ledger")
-
-    def tags(self) -> tuple[TagSummary, ...]:
-        """What there is of each tag; the one that was written last comes last."""
-        from mjolnir.ledger import queries
-
-        with self._mutex:
-            return queries.tags(self._refresh())
-
-    def records(self, tag: str | None = None, kind: str | None = None) -> tuple[Record, ...]:
-        """The records of a tag, or of all, in order."""
-        from mjolnir.ledger import queries
-
-        with self._mutex:
-            return queries.records(self._refresh(), tag, kind)
-
-    def trials(
-        self,
-        tag: str,
-        *,
-        status: str | None = None,
-        verdict: str | None = None,
-        bucket: int | None = None,
-        knobs: Mapping[str, int] | None = None,
-        since: str | None = None,
-        sort: Literal["trial", "ratio"] = "trial",
-        limit: int | None = None,
-    ) -> tuple[Record, ...]:
-        """The trials of a tag.
-
-        Args:
-            tag: the tag.
-            status: only those that ended so.
-            verdict: only "keep" or "discard".
-            bucket: only those that this bucket's search asked for.
-            knobs: only those with these values in their setting.
-            since: only those appended at this time or later, RFC 3339 in UTC.
-            sort: by trial number, or "ratio": the fastest first, measured ones alone.
-            limit: at most so many.
-        """
-        from mjolnir.ledger import queries
-
-        chosen = {"status": status, "verdict": verdict, "bucket": bucket}
-        with self._mutex:
-            return queries.trials(self._refresh(), tag, chosen, knobs or {}, since, sort, limit)
-
-    def trial(self, tag: str, number: int) -> Record:
-        """The trial of that number.
-
-        Raises:
-            LedgerError: there is none; says what there is.
-        """
-        from mjolnir.ledger import queries
-
-        with self._mutex:
-            return queries.trial(self._refresh(), tag, number)
-
-    def record(self, sha256: str) -> Record | None:
-        """The record with that hash, as certificates cite it."""
-        from mjolnir.ledger import queries
-
-        with self._mutex:
-            return queries.by_hash(self._refresh(), sha256)
-
-    def commit(self, record: Record) -> str:
-        """The id of the record's commit, whether git has it or not; empty when a predecessor is missing."""
-        from mjolnir.ledger import queries
-
-        digest = record.sha256
-        with self._mutex:
-            # A commit follows from its record, so what the index knew before is as good as what it knows now.
-            known = queries.commit_ids(self._catalog.as_is(), [digest])
-            return known[digest] if digest in known else queries.commit_ids(self._refresh(), [digest]).get(digest, "")
 
     def writer(self, tag: str, environment: Mapping[str, Any] | None = None) -> Writer:
         """A new writer of `tag`; its first record carries `environment`.
@@ -260,13 +189,6 @@ class Ledger:
     def _algorithm(self) -> str:
         return "sha1" if self._store is None else self._store.algorithm
 
-    @cached_property
-    def _catalog(self) -> Catalog:
-        # Here because SQLAlchemy takes a quarter of a second to import, and not every command asks.
-        from mjolnir.ledger.catalog import Catalog
-
-        return Catalog(self.live, self._store)
-
     def _refresh(self) -> Index:
         """The index as new as the truth. The first time, what dead writers left is flushed on the way."""
         index = self._catalog.fresh()
@@ -278,13 +200,18 @@ class Ledger:
     def _flush(self, index: Index, timeout: float) -> int:
         if self._store is None:
             return 0
-        if not self._catalog.backlog(index, self._store.heads()):
+        if not self._catalog.backlog(index, self._store.heads(), 1):
             return 0
+        count = 0
         with self._store.locked(timeout):
-            commits = self._catalog.backlog(index, self._store.heads())
-            self._store.write(commits)
+            heads = self._store.heads()
+            while commits := self._catalog.backlog(index, heads, _PORTION):
+                self._store.write(commits)
+                count, before, heads = count + len(commits), heads, self._store.heads()
+                if heads == before:
+                    raise GitError("git took the records without a word, but no ref moved: try `mjolnir ledger verify`")
             self._store.gather()
-        return len(commits)
+        return count
 
     def _flush_quietly(self, index: Index, timeout: float) -> None:
         try:
@@ -293,21 +220,6 @@ class Ledger:
             _log.info("records are safe in the live file, but not all of them in git: %s", error)
 
     def _mend_table(self, index: Index) -> None:
-        """Write the table anew where a crash or an import left it behind the live file."""
         from mjolnir.ledger import queries
 
-        if tsv.is_current(self.tsv, self.live):
-            return
-        trials = list(_trials(self.live))
-        commits = queries.commit_ids(index, [record.sha256 for record in trials])
-        tsv.replace(self.tsv, ((record, commits.get(record.sha256, "")) for record in trials))
-
-
-def _trials(live: Path) -> Iterator[Record]:
-    for _, _, line in scan(live):
-        try:
-            record = parse(line)
-        except RecordError:
-            continue
-        if record.kind == "trial":
-            yield record
+        tsv.mend(self.tsv, self.live, lambda digests: queries.commit_ids(index, digests))

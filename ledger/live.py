@@ -7,20 +7,18 @@ depend on how much the file holds: what others appended meanwhile is read, nothi
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mjolnir.ledger import aside
 from mjolnir.ledger.record import MAX_LINE, LedgerError, LedgerFull, Record, RecordError, parse
 
 NAME = "ledger.jsonl"
 LOCK = "ledger.lock"
-ASIDE = ".ledger"
 
 LOCK_SECONDS = 60.0
 _NO_SPACE = {"ENOSPC", "EDQUOT", "EFBIG"}
@@ -81,8 +79,9 @@ class LiveFile:
                 continue
             self.lamport = max(self.lamport, record.lamport)
             records.append(record)
-        if self.size < size:
-            self._move_aside(self.size, size)
+        if self.size < size and (last := self._settle(self.size, size)) is not None:
+            self.lamport = max(self.lamport, last.lamport)
+            records.append(last)
         return records
 
     def mend(self) -> None:
@@ -91,7 +90,7 @@ class LiveFile:
         end = os.fstat(self._fd).st_size
         self.size = _end_of_lines(self._fd, end)
         if self.size < end:
-            self._move_aside(self.size, end)
+            self._settle(self.size, end)
 
     def append(self, *records: Record) -> None:
         """Write `records` at the end, durably. To be called while locked, after `catch_up`.
@@ -137,7 +136,7 @@ class LiveFile:
                 self._fd = os.open(self.path, flags)
             except FileNotFoundError:
                 self._fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                sync_folder(self._folder)
+                aside.sync_folder(self._folder)
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be opened for writing: {error.strerror}") from error
 
@@ -149,22 +148,29 @@ class LiveFile:
             # The next `catch_up`, here or elsewhere, meets the rest as a torn tail.
             return
 
-    def _move_aside(self, start: int, end: int) -> None:
-        """Put a torn tail, left by a writer killed while writing, into a file of its own."""
-        tail = os.pread(self._fd, min(end - start, MAX_LINE), start)
-        folder = self._folder / ASIDE
-        path = folder / f"torn-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{hashlib.sha256(tail).hexdigest()[:8]}"
+    def _settle(self, start: int, end: int) -> Record | None:
+        """Give a last line the newline that it lacks when it is whole; else it was torn, and is moved aside."""
         try:
-            folder.mkdir(exist_ok=True)
-            with path.open("wb") as file:
-                file.write(tail)
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(folder)
-            os.ftruncate(self._fd, start)
+            record = self._whole(start, end)
+            if record is None:
+                aside.put(self._folder, "torn", aside.piece(self._fd, start, end))
+                os.ftruncate(self._fd, start)
+            else:
+                os.write(self._fd, b"\n")
+                self.size = end + 1
             os.fsync(self._fd)
         except OSError as error:
             raise self._failure(error) from error
+        return record
+
+    def _whole(self, start: int, end: int) -> Record | None:
+        """The record between `start` and `end`, if that is one: a kill, or an editor, took nothing but the newline."""
+        if end - start > MAX_LINE:
+            return None
+        try:
+            return parse(os.pread(self._fd, end - start, start))
+        except RecordError:
+            return None
 
     def _failure(self, error: OSError) -> LedgerError:
         if errno.errorcode.get(error.errno or 0) in _NO_SPACE:
@@ -173,7 +179,10 @@ class LiveFile:
 
 
 def scan(path: Path, start: int = 0, *, must_exist: bool = False) -> Iterator[tuple[int, int, bytes]]:
-    """(start, end, line) of each whole line from byte `start` on; what follows the last newline is not a line yet."""
+    """(start, end, line) of each whole line from byte `start` on; what follows the last newline is not a line yet.
+
+    Of a line that is longer than any record, only so much is given that it is refused for its length.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -182,13 +191,15 @@ def scan(path: Path, start: int = 0, *, must_exist: bool = False) -> Iterator[tu
         return
     with file:
         file.seek(start)
-        rest = b""
+        begun, length = b"", 0
         while chunk := file.read(_CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, rest = chunk.split(b"\n")
             for line in lines:
-                end = start + len(line) + 1
-                yield start, end, line
-                start = end
+                end = start + length + len(line) + 1
+                yield start, end, _bounded(begun + line)
+                start, begun, length = end, b"", 0
+            length += len(rest)
+            begun = _bounded(begun + rest) if len(begun) <= MAX_LINE else begun
 
 
 def last_lines(path: Path) -> Iterator[bytes]:
@@ -204,13 +215,20 @@ def last_lines(path: Path) -> Iterator[bytes]:
             step = min(_CHUNK, position)
             position -= step
             file.seek(position)
-            rest, *lines = (file.read(step) + rest).split(b"\n")
+            chunk = file.read(step)
+            if len(rest) > MAX_LINE and b"\n" not in chunk:
+                continue
+            rest, *lines = (chunk + rest).split(b"\n")
             for line in reversed(lines):
                 if not torn:
                     yield line
                 torn = False
         if not torn:
             yield rest
+
+
+def _bounded(line: bytes) -> bytes:
+    return line if len(line) <= MAX_LINE else line[: MAX_LINE + 1]
 
 
 def _end_of_lines(fd: int, end: int) -> int:
@@ -222,17 +240,6 @@ def _end_of_lines(fd: int, end: int) -> int:
             return start + found + 1
         end = start
     return 0
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new name in `folder` durable."""
-    if os.name == "nt":
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def make_folder(folder: Path) -> None:

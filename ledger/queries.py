@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import sqlalchemy as sql
 
@@ -11,49 +13,67 @@ from mjolnir.ledger.chain import Link
 from mjolnir.ledger.index import LINES, RATIOS, RECORDS, Index
 from mjolnir.ledger.record import LedgerError, Record, parse
 from mjolnir.ledger.summary import Best, TagSummary
+from mjolnir.ledger.wanted import Sort, Wanted
 
 _MANY = 500
 
 
 def tags(index: Index) -> tuple[TagSummary, ...]:
     """Every tag; the one with the last record comes last."""
-    count = sql.func.count()
-    facts = index.query(
-        sql.select(
-            RECORDS.c.tag, count, sql.func.min(RECORDS.c.time), sql.func.max(RECORDS.c.time),
-            sql.func.count(sql.distinct(RECORDS.c.writer)), sql.func.max(RECORDS.c.lamport),
-        ).group_by(RECORDS.c.tag)
-    )  # fmt: skip
-    trials = RECORDS.c.kind == "trial"
-    columns = (RECORDS.c.tag, RECORDS.c.status, RECORDS.c.verdict)
-    counts = index.query(sql.select(*columns, count).where(trials).group_by(*columns))
+    named = RECORDS.c
+    groups = (named.tag, named.kind, named.status, named.verdict, named.writer)
+    facts = (sql.func.count(), sql.func.min(named.time), sql.func.max(named.time), sql.func.max(named.lamport))
+    by_tag: dict[str, list[_Group]] = {}
+    for tag, *row in index.query(sql.select(*groups, *facts).group_by(*groups)):
+        by_tag.setdefault(tag, []).append(_Group(*row))
     best = _best(index)
-    found = []
-    for tag, records, first, last, writers, _ in sorted(facts, key=lambda row: (row[3], row[5], row[0])):
-        mine = [row for row in counts if row[0] == tag]
-        statuses: dict[str, int] = {}
-        for _, status, _, number in sorted(mine, key=lambda row: str(row[1])):
-            statuses[status] = statuses.get(status, 0) + number
-        kept = sum(row[3] for row in mine if row[2] == "keep")
-        ended, resumable = _ending(index, tag)
-        summary = TagSummary(
-            tag, records, sum(statuses.values()), kept, statuses, best.get(tag, {}), first, last, writers,
-            ended, resumable,
-        )  # fmt: skip
-        found.append(summary)
-    return tuple(found)
+
+    def last(tag: str) -> tuple[str, int, str]:
+        return max(group.last for group in by_tag[tag]), max(group.lamport for group in by_tag[tag]), tag
+
+    return tuple(_summary(index, tag, by_tag[tag], best.get(tag, {})) for tag in sorted(by_tag, key=last))
+
+
+class _Group(NamedTuple):
+    """What records of one kind, outcome and writer have in common."""
+
+    kind: str
+    status: str | None
+    verdict: str | None
+    writer: str
+    number: int
+    first: str
+    last: str
+    lamport: int
+
+
+def _summary(index: Index, tag: str, groups: list[_Group], best: dict[int, Best]) -> TagSummary:
+    trials = [group for group in groups if group.kind == "trial"]
+    statuses: Counter[str] = Counter()
+    for group in sorted(trials, key=lambda group: str(group.status)):
+        statuses[str(group.status)] += group.number
+    ended, resumable = _ending(index, tag)
+    return TagSummary(
+        tag, sum(group.number for group in groups), statuses.total(),
+        sum(group.number for group in trials if group.verdict == "keep"), dict(statuses), best,
+        min(group.first for group in groups), max(group.last for group in groups),
+        len({group.writer for group in groups}), ended, resumable,
+    )  # fmt: skip
 
 
 def _best(index: Index) -> dict[str, dict[int, Best]]:
-    joined = sql.join(RATIOS, RECORDS, sql.and_(RATIOS.c.writer == RECORDS.c.writer, RATIOS.c.seq == RECORDS.c.seq))
-    rank = sql.func.row_number().over(
-        partition_by=(RECORDS.c.tag, RATIOS.c.bucket), order_by=(RATIOS.c.ratio, RECORDS.c.trial)
-    )
-    columns = (RECORDS.c.tag, RATIOS.c.bucket, RATIOS.c.ratio, RECORDS.c.trial)
-    ranked = sql.select(*columns, rank.label("rank")).select_from(joined).subquery()
-    rows = index.query(sql.select(ranked).where(ranked.c.rank == 1).order_by(ranked.c.tag, ranked.c.bucket))
+    """The first of the fastest trials by tag and bucket."""
+    named = RATIOS.c
+    fastest = sql.select(named.tag, named.bucket, sql.func.min(named.ratio).label("ratio"))
+    least = fastest.group_by(named.tag, named.bucket).subquery()
+    same = (named.tag == least.c.tag, named.bucket == least.c.bucket, named.ratio == least.c.ratio)
+    columns = (named.tag, named.bucket, named.ratio)
+    rows = index.query(
+        sql.select(*columns, sql.func.min(named.trial)).join_from(least, RATIOS, sql.and_(*same))
+        .group_by(*columns).order_by(*columns)
+    )  # fmt: skip
     found: dict[str, dict[int, Best]] = {}
-    for tag, bucket, ratio, trial, _ in rows:
+    for tag, bucket, ratio, trial in rows:
         found.setdefault(tag, {})[bucket] = Best(ratio, trial)
     return found
 
@@ -78,26 +98,45 @@ def records(index: Index, tag: str | None, kind: str | None) -> tuple[Record, ..
     return _records(index, *conditions)
 
 
-def trials(
-    index: Index,
-    tag: str,
-    chosen: Mapping[str, object],
-    knobs: Mapping[str, int],
-    since: str | None,
-    sort: str,
-    limit: int | None,
-) -> tuple[Record, ...]:
-    """The trials of a tag whose columns have the `chosen` values, None being any."""
-    conditions = [RECORDS.c.tag == tag, RECORDS.c.kind == "trial"]
-    conditions += [RECORDS.c[name] == value for name, value in chosen.items() if value is not None]
-    conditions += [RECORDS.c.setting[name].as_integer() == value for name, value in knobs.items()]
-    if since is not None:
-        conditions.append(RECORDS.c.time >= since)
-    order = [RECORDS.c.trial]
+def trials(index: Index, tag: str | None, wanted: Wanted, sort: Sort, limit: int | None) -> tuple[Record, ...]:
+    """The trials of a tag, or of all, that are `wanted`.
+
+    "ratio" leaves out what was not measured, and takes the ratio of the bucket where one is wanted.
+    """
+    conditions = [*_chosen(wanted), *([] if tag is None else [RECORDS.c.tag == tag])]
+    order: list[Any] = {"trial": [] if tag is None else [RECORDS.c.trial], "time": [RECORDS.c.time]}.get(sort, [])
     if sort == "ratio":
-        conditions += [RECORDS.c.status == "measured", RECORDS.c.ratio.is_not(None)]
-        order = [RECORDS.c.ratio, RECORDS.c.trial]
+        ratio: Any = RECORDS.c.ratio
+        if wanted.bucket is not None:
+            same = (RATIOS.c.writer == RECORDS.c.writer, RATIOS.c.seq == RECORDS.c.seq)
+            ratio = (
+                sql.select(RATIOS.c.ratio).where(*same, RATIOS.c.bucket == wanted.bucket).correlate(RECORDS)
+            ).scalar_subquery()
+        conditions += [RECORDS.c.status == "measured", ratio.is_not(None)]
+        order = [ratio, RECORDS.c.trial]
     return _records(index, *conditions, order=order, limit=limit)
+
+
+def tally(index: Index, wanted: Wanted) -> dict[str, int]:
+    """How many trials of each tag are `wanted`; tags without one are left out."""
+    count = sql.func.count()
+    return dict(index.query(sql.select(RECORDS.c.tag, count).where(*_chosen(wanted)).group_by(RECORDS.c.tag)))
+
+
+def knobs(index: Index, tag: str | None) -> frozenset[str]:
+    """The knobs that settings of a tag's trials name, or those of all."""
+    conditions = [RECORDS.c.setting.is_not(None), *([] if tag is None else [RECORDS.c.tag == tag])]
+    settings = index.query(sql.select(sql.cast(RECORDS.c.setting, sql.Text)).where(*conditions).distinct())
+    return frozenset(name for row in settings for name in json.loads(row[0]))
+
+
+def _chosen(wanted: Wanted) -> list[Any]:
+    """The conditions of a choice of trials."""
+    columns = {"status": wanted.status, "verdict": wanted.verdict, "bucket": wanted.bucket}
+    conditions: list[Any] = [RECORDS.c.kind == "trial"]
+    conditions += [RECORDS.c[name] == value for name, value in columns.items() if value is not None]
+    conditions += [RECORDS.c.setting[name].as_integer() == value for name, value in wanted.knobs.items()]
+    return conditions if wanted.since is None else [*conditions, RECORDS.c.time >= wanted.since]
 
 
 def trial(index: Index, tag: str, number: int) -> Record:
@@ -115,10 +154,28 @@ def trial(index: Index, tag: str, number: int) -> Record:
     )
 
 
+def state(index: Index, tag: str) -> list[list[Any]]:
+    """Each writer of a tag with the number of its records, its last one and its hash: other records, other state."""
+    ends = (
+        sql.select(RECORDS.c.writer, sql.func.max(RECORDS.c.seq).label("seq"), sql.func.count().label("count"))
+        .where(RECORDS.c.tag == tag).group_by(RECORDS.c.writer).subquery()
+    )  # fmt: skip
+    same = sql.and_(RECORDS.c.writer == ends.c.writer, RECORDS.c.seq == ends.c.seq)
+    columns = (RECORDS.c.writer, ends.c.count, RECORDS.c.seq, RECORDS.c.sha256)
+    return [
+        list(row) for row in index.query(sql.select(*columns).join_from(RECORDS, ends, same).order_by(RECORDS.c.writer))
+    ]
+
+
+def stream(index: Index, tag: str) -> Iterator[Record]:
+    """The records of a tag in order, one after the other, so that nobody has to hold them all."""
+    return (_of_index(row[0]) for row in index.stream(_select(RECORDS.c.tag == tag)))
+
+
 def by_hash(index: Index, sha256: str) -> Record | None:
-    """The record with that hash."""
+    """The record with that hash; certificates rest on it, so the bytes are looked at again."""
     found = _records(index, RECORDS.c.sha256 == sha256)
-    return found[0] if found else None
+    return parse(found[0].line) if found and found[0].sha256 == sha256 else None
 
 
 def of_writer(index: Index, writer: str, first: int, last: int) -> tuple[Record, ...]:
@@ -163,13 +220,29 @@ def _records(
     limit: int | None = None,
     latest: bool = False,
 ) -> tuple[Record, ...]:
-    """Parsed lines, by `order` and then in the order of records; `latest` gives the last of them alone."""
+    """Records by `order` and then in the order of records; `latest` gives the last of them alone."""
+    statement = _select(*conditions, order=order, limit=limit, latest=latest)
+    return tuple(_of_index(row[0]) for row in index.query(statement))
+
+
+def _select(
+    *conditions: Any, order: Iterable[Any] = (), limit: int | None = None, latest: bool = False
+) -> sql.Select[Any]:
     keys: list[Any] = [*order, RECORDS.c.lamport, RECORDS.c.writer, RECORDS.c.seq]
     if latest:
         keys, limit = [key.desc() for key in keys], 1
     same = sql.and_(RECORDS.c.writer == LINES.c.writer, RECORDS.c.seq == LINES.c.seq)
-    statement = sql.select(LINES.c.line).join_from(RECORDS, LINES, same).where(*conditions).order_by(*keys)
-    return tuple(parse(row[0]) for row in index.query(statement.limit(limit)))
+    chosen = sql.select(LINES.c.line).join_from(RECORDS, LINES, same).where(*conditions)
+    return chosen.order_by(*keys).limit(limit)
+
+
+def _of_index(line: bytes) -> Record:
+    """The record of a line that was checked when it went into the index, which nobody else writes."""
+    values = json.loads(line)
+    return Record(
+        values["kind"], values["tag"], values["writer"], values["seq"], values["lamport"], values["prev"],
+        values["time"], values["body"], values.get("environment"), line,
+    )  # fmt: skip
 
 
 def _parts(values: Iterable[str]) -> Iterable[list[str]]:

@@ -19,12 +19,13 @@ SCHEMA = "mjolnir.record/1"
 
 KINDS = (
     "campaign", "epoch", "trial", "noise", "shootout", "confirmation",
-    "promotion", "demotion", "canary", "window", "note", "end",
+    "promotion", "demotion", "canary", "window", "note", "end", "tombstone",
 )  # fmt: skip
 
 MAX_LINE = 16 * 1024 * 1024
 """Bytes of the longest line that is read or written: a bound for hostile files, far above any real record."""
 
+_NEWER = re.compile(r"mjolnir\.record/(?:[2-9]|[1-9][0-9]{1,5})")
 _TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _WRITER = re.compile(r"[a-z2-7]{10}")
 _HASH = re.compile(r"(?:[0-9a-f]{64})?")
@@ -44,6 +45,10 @@ class LedgerFull(LedgerError):
 
 class RecordError(LedgerError, ValueError):
     """Bytes that are no record, or values that cannot become one."""
+
+
+class NewerRecord(RecordError):
+    """A line of a schema that a newer Mjolnir wrote: nothing is wrong with it, but it cannot be read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +184,13 @@ def check_tag(tag: str) -> str:
     elif tag.split(".")[0] in _DEVICES:
         problem = "Windows reserves that name"
     if problem:
-        raise RecordError(f"{tag!r} is no tag: {problem}")
+        raise RecordError(f"{_shown(tag)} is no tag: {problem}")
     return tag
 
 
 def canonical(value: object) -> bytes:
     """The one spelling of a JSON value. Raises ValueError or TypeError for what JSON does not have."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    return _ENCODER.encode(value).encode()
 
 
 def encode(value: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
@@ -196,14 +200,29 @@ def encode(value: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
         RecordError: a value that JSON has no form for; names its path.
     """
     try:
-        line = canonical(_textual(value))
-        normal = json.loads(line)
+        normal, line = _normal(value)
     except (TypeError, ValueError, RecursionError) as error:
         path, found = next(_offenders(value, name), (name, error))
         raise RecordError(f"{path} cannot be recorded: {found}") from error
     if not isinstance(normal, dict):
         raise RecordError(f"{name} must be an object, not {type(value).__name__}")
     return normal, line
+
+
+def _normal(value: Mapping[str, Any]) -> tuple[Any, bytes]:
+    """`value` as it will be read, and its canonical bytes.
+
+    Most bodies are JSON already. What is read back is then equal, and nothing has to be walked: a tuple, or a key that
+    is no text, would have come back as something else.
+    """
+    try:
+        line = canonical(value)
+        if (normal := json.loads(line)) == value:
+            return normal, line
+    except (TypeError, ValueError, RecursionError):
+        pass
+    line = canonical(_textual(value))
+    return json.loads(line), line
 
 
 def parse(line: bytes) -> Record:
@@ -215,7 +234,7 @@ def parse(line: bytes) -> Record:
     values = _load(line)
     _check_envelope(values)
     _check_body(values["kind"], values["body"])
-    if canonical(values) != line:
+    if _spelled(values) != line:
         raise RecordError("the line is not in canonical form (sorted keys, no spaces, shortest numbers, each key once)")
     return Record(
         values["kind"], values["tag"], values["writer"], values["seq"], values["lamport"], values["prev"],
@@ -227,7 +246,7 @@ def _load(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE:
         raise RecordError(f"the line has {len(line)} bytes; {MAX_LINE} are allowed")
     try:
-        values = json.loads(line.decode(), parse_constant=_refuse_constant)
+        values = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         raise RecordError(f"the line is not UTF-8: byte {error.start}") from error
     except json.JSONDecodeError as error:
@@ -239,12 +258,20 @@ def _load(line: bytes) -> dict[str, Any]:
     return values
 
 
+def _spelled(values: Mapping[str, Any]) -> bytes:
+    """The canonical bytes of what was read; JSON text can name a number or a character that no record may hold."""
+    try:
+        return canonical(values)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"the line holds what a record cannot: {error}") from error
+
+
 def _check_envelope(values: Mapping[str, Any]) -> None:
     schema = values.get("schema")
     if schema != SCHEMA:
-        newer = isinstance(schema, str) and schema.startswith("mjolnir.record/")
-        hint = "; a newer Mjolnir wrote it, update to read it" if newer else ""
-        raise RecordError(f"schema is {schema!r}, expected {SCHEMA!r}{hint}")
+        if isinstance(schema, str) and _NEWER.fullmatch(schema):
+            raise NewerRecord(f"schema is {schema!r}, expected {SCHEMA!r}; a newer Mjolnir wrote it, update to read it")
+        raise RecordError(f"schema is {_shown(schema)}, expected {SCHEMA!r}")
     missing = sorted(_KEYS - set(values))
     if missing:
         raise RecordError(f"{missing[0]!r} is missing")
@@ -295,12 +322,22 @@ def _check_body(kind: str, body: Mapping[str, Any]) -> None:
 
 
 def _wrong(values: Mapping[str, Any], key: str, expected: str) -> NoReturn:
-    shown = repr(values[key])
-    raise RecordError(f"{key} is {shown if len(shown) < 100 else shown[:100] + '...'}, expected {expected}")
+    raise RecordError(f"{key} is {_shown(values[key])}, expected {expected}")
+
+
+def _shown(value: object) -> str:
+    """A value of a hostile line, short enough for a message."""
+    text = repr(value)
+    return text if len(text) < 100 else text[:100] + "..."
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Made once: `json.dumps` and `json.loads` with options make one for every call."""
 
 
 def _textual(value: Any) -> Any:

@@ -8,11 +8,11 @@ rows lost in a crash are written again when the ledger is next opened for writin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from mjolnir.ledger.commits import knobs_of
-from mjolnir.ledger.live import last_lines
+from mjolnir.ledger.live import last_lines, scan
 from mjolnir.ledger.record import Record, RecordError, parse
 
 NAME = "ledger.tsv"
@@ -53,6 +53,15 @@ def is_current(path: Path, live: Path) -> bool:
         return False
     last = next(last_lines(path), b"").decode(errors="replace")
     return whole and (last + "\n" == _HEADER if wanted is None else last.endswith("\t" + wanted.sha256[:_SHORT]))
+
+
+def mend(path: Path, live: Path, ids: Callable[[list[str]], Mapping[str, str]]) -> None:
+    """Write the table anew where a crash or an import left it behind the live file; `ids` gives commits by hash."""
+    if is_current(path, live):
+        return
+    trials = [record for _, _, line in scan(live) if (record := _trial(line)) is not None]
+    commits = ids([record.sha256 for record in trials])
+    replace(path, ((record, commits.get(record.sha256, "")) for record in trials))
 
 
 def replace(path: Path, rows: Iterable[tuple[Record, str]]) -> None:

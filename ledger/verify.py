@@ -10,28 +10,41 @@ from mjolnir.ledger.chain import Link, broken
 from mjolnir.ledger.commits import PREFIX, Commit, commit_of, ref_of
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import scan
-from mjolnir.ledger.record import Record, RecordError, parse
+from mjolnir.ledger.record import NewerRecord, Record, RecordError, parse
+
+REPAIR = "run `mjolnir ledger repair`: it keeps what is provably whole and sets the rest aside"
+REINDEX = "run `mjolnir ledger reindex`"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong: where, and what."""
+    """Something that is wrong: where, what, and what to do about it (empty: what is wrong says it)."""
 
     where: str
     what: str
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+        return f"{self.where}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check found; `problems` come in the order of the files and chains."""
+    """What a check found.
+
+    Attributes:
+        records: all there are, each once.
+        writers: how many processes wrote them.
+        tags: how many campaigns they are of.
+        problems: what is wrong, in the order of live file, git and index, and of the lines in the file.
+        unflushed: records that git does not have yet, with which nothing is wrong.
+    """
 
     records: int
     writers: int
     tags: int
     problems: tuple[Problem, ...]
+    unflushed: int = 0
 
     @property
     def ok(self) -> bool:
@@ -39,79 +52,114 @@ class Verification:
         return not self.problems
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Place:
+    """Where something was found; they sort in the order of live file, git and index."""
+
+    stage: int
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    record: Record
+    place: _Place
+
+
 class Verifier:
     """Collects every record there is, then checks the chains."""
 
     def __init__(self) -> None:
-        self._records: dict[tuple[str, int], tuple[Record, str]] = {}
-        self._problems: list[Problem] = []
+        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._problems: list[tuple[_Place, Problem]] = []
         self._real: dict[tuple[str, int], str] = {}
+        self._git = False
+        self._unflushed = 0
 
     def live(self, path: Path) -> None:
         """Take the live file."""
-        end = 0
+        number = end = 0
         for number, (_, after, line) in enumerate(scan(path), 1):
             end = after
-            self._take(line, f"{path}, line {number}")
+            self._take(line, _Place(0, number, f"{path}, line {number}"))
         if path.exists() and path.stat().st_size > end:
-            self._add(f"{path}, byte {end}", "the last line is torn; it is moved aside when the ledger is next written")
+            place = _Place(0, number + 1, f"{path}, byte {end}")
+            self._add(place, "the last line is torn", "it is moved aside when the ledger is next written")
 
     def refs(self, store: GitStore) -> None:
         """Take the ledger refs."""
         try:
             heads = store.heads()
-            for commit, line in store.read(heads.values(), ()):
-                record = self._take(line, f"commit {commit}")
-                if record is not None:
-                    self._real[record.identity] = commit
         except GitError as error:
-            self._add(f"{PREFIX} in {store.directory}", str(error))
+            self._add(_Place(1, 0, f"{PREFIX} in {store.common}"), str(error))
             return
+        self._git = True
+        try:
+            self._take_commits(store, heads.values())
+        except GitError:
+            # Once more one by one, which is slow, but tells which of them it is and takes the others.
+            for number, (ref, head) in enumerate(heads.items()):
+                try:
+                    self._take_commits(store, [head])
+                except GitError as error:
+                    self._add(_Place(1, number, ref), str(error), REPAIR)
         homes = {commit: identity for identity, commit in self._real.items()}
-        for ref, head in heads.items():
+        for number, (ref, head) in enumerate(heads.items()):
             identity = homes.get(head)
-            if identity is not None and ref_of(self._records[identity][0]) != ref:
-                self._add(ref, f"holds the records of {ref_of(self._records[identity][0])}")
+            if identity is not None and (home := ref_of(self._seen[identity].record)) != ref:
+                self._add(_Place(1, number, ref), f"holds the records of {home}", REPAIR)
 
     def index(self, links: Mapping[tuple[str, int], Link]) -> None:
         """Compare with the index (links by identity), once live file and refs were taken."""
-        truth = {identity: Link.of(record) for identity, (record, _) in self._records.items()}
+        truth = {identity: Link.of(seen.record) for identity, seen in self._seen.items()}
         for identity in sorted(set(truth) | set(links)):
             if truth.get(identity) != links.get(identity):
-                self._add("index", f"{_name(identity)} differs from the ledger; run `mjolnir ledger reindex`")
+                self._add(_Place(2, 0, "index"), f"{_name(identity)} differs from the ledger", REINDEX)
                 return
 
     def finish(self, algorithm: str) -> Verification:
         """Check the chains and say what was found."""
         chains: dict[str, list[Record]] = {}
-        for identity in sorted(self._records):
-            chains.setdefault(identity[0], []).append(self._records[identity][0])
+        for identity in sorted(self._seen):
+            chains.setdefault(identity[0], []).append(self._seen[identity].record)
         for chain in chains.values():
             self._problems.extend(self._chain(chain, algorithm))
-        tags = {record.tag for record, _ in self._records.values()}
-        return Verification(len(self._records), len(chains), len(tags), tuple(self._problems))
+        problems = [problem for _, problem in sorted(self._problems, key=lambda found: found[0])]
+        tags = {seen.record.tag for seen in self._seen.values()}
+        return Verification(len(self._seen), len(chains), len(tags), tuple(problems), self._unflushed)
 
-    def _take(self, line: bytes, where: str) -> Record | None:
+    def _take_commits(self, store: GitStore, heads: Iterable[str]) -> None:
+        for number, (commit, line) in enumerate(store.read(heads, ())):
+            record = self._take(line, _Place(1, number, f"commit {commit}"))
+            if record is not None:
+                self._real[record.identity] = commit
+
+    def _take(self, line: bytes, place: _Place) -> Record | None:
         try:
             record = parse(line)
-        except RecordError as error:
-            self._add(where, str(error))
+        except NewerRecord as error:
+            self._add(place, str(error))
             return None
-        known = self._records.setdefault(record.identity, (record, where))
-        if known[0].line != line:
-            self._add(where, f"{_name(record.identity)} is at {known[1]} with other content: one of them was altered")
+        except RecordError as error:
+            self._add(place, str(error), REPAIR)
+            return None
+        known = self._seen.setdefault(record.identity, _Seen(record, place))
+        if known.record.line != line:
+            what = f"{_name(record.identity)} is at {known.place.text} with other content: one of them was altered"
+            self._add(place, what, REPAIR)
             return None
         return record
 
-    def _chain(self, chain: Iterable[Record], algorithm: str) -> Iterator[Problem]:
+    def _chain(self, chain: Iterable[Record], algorithm: str) -> Iterator[tuple[_Place, Problem]]:
         """What is wrong with one writer's records, in order of seq."""
         before: Link | None = None
         commit: Commit | None = None
         for record in chain:
-            where = self._records[record.identity][1]
+            place = self._seen[record.identity].place
             wrong = broken(before, record)
             if wrong:
-                yield Problem(where, f"{_name(record.identity)} {wrong}")
+                yield place, Problem(place.text, f"{_name(record.identity)} {wrong}", REPAIR)
                 commit = None
             elif record.seq == 0:
                 commit = commit_of(record, "", "", algorithm)
@@ -119,11 +167,13 @@ class Verifier:
                 commit = commit_of(record, commit.id, commit.environment, algorithm)
             real = self._real.get(record.identity)
             if commit is not None and real is not None and real != commit.id:
-                yield Problem(f"commit {real}", f"{_name(record.identity)} makes commit {commit.id}, not this one")
+                what = f"{_name(record.identity)} makes commit {commit.id}, not this one"
+                yield _Place(1, 0, place.text), Problem(f"commit {real}", what, REPAIR)
+            self._unflushed += self._git and commit is not None and real is None
             before = Link.of(record)
 
-    def _add(self, where: str, what: str) -> None:
-        self._problems.append(Problem(where, what))
+    def _add(self, place: _Place, what: str, remedy: str = "") -> None:
+        self._problems.append((place, Problem(place.text, what, remedy)))
 
 
 def _name(identity: tuple[str, int]) -> str:

@@ -15,6 +15,7 @@ from mjolnir.ledger.commits import PREFIX, Commit, commit_of
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import LiveFile
 from mjolnir.ledger.record import LedgerError, Record, draft, encode, new_writer
+from mjolnir.ledger.space import Room
 
 FLUSH_RECORDS = 32
 FLUSH_SECONDS = 0.5
@@ -144,6 +145,7 @@ class Writer:
         self._environment = encode(environment, "environment")[0]
         self._algorithm = "sha1" if store is None else store.algorithm
         self._flusher = None if store is None else Flusher(store, f"{PREFIX}/{tag}/{self.id}")
+        self._room = Room([rows.parent] if store is None else [rows.parent, store.common])
         self._last: Commit | None = None
         self._unsure: int | None = None
         self._mutex = threading.Lock()
@@ -169,13 +171,14 @@ class Writer:
 
         Raises:
             RecordError: `body` cannot be recorded.
-            LedgerFull: the disk is full; nothing was appended.
+            LedgerFull: the disk is full, or nearly so; nothing was appended.
             LedgerError: the live file cannot be written or locked, or the writer is closed.
         """
         prepared = draft(kind, self.tag, self.id, body, environment=self._environment, time=time)
         with self._mutex:
             if self._closed:
                 raise LedgerError(f"writer {self.id} of {self.tag!r} is closed")
+            self._room.check()
             with self._live.locked():
                 self._catch_up()
                 previous = None if self._last is None else self._last.record

@@ -9,8 +9,6 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting, knob
 from mjolnir.kernel.variant import resolve
-from mjolnir.tuner import effects
-from mjolnir.tuner.statistics import LEAST_FLOOR
 from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
@@ -36,6 +34,9 @@ def of_campaign(
         trials: trial bodies of the epoch in force.
         floor: noise floor of each point, fractions.
     """
+    # Here because SciPy takes half a second to import, and a reader of a summary that is there needs none of it.
+    from mjolnir.tuner import effects
+
     geometry, device = Geometry.from_dict(campaign["geometry"]), Device(**campaign["device"])
     default = resolve(Setting.from_dict(campaign["default"]), geometry, device)
     for trial in trials:
@@ -46,6 +47,8 @@ def of_campaign(
 
 def _floors(workload: Workload, floor: Sequence[float]) -> dict[str, float]:
     """The noise of each response: the weighted mean of its points', which is no less than that of their mean."""
+    from mjolnir.tuner.statistics import LEAST_FLOOR
+
     every = range(len(workload.points))
     groups = {ALL: tuple(every), **{str(bucket): workload.of_bucket(bucket) for bucket in workload.buckets}}
     floors = {}

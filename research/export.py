@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjolnir.research import places
+from mjolnir.research import places, t4_results
 from mjolnir.research.answer import Answer, Failure
 from mjolnir.research.hints import command
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.rows import proven
-from mjolnir.research.summary import current, summarize
+from mjolnir.research.summary import bodies, current, summarize
 
 if TYPE_CHECKING:
     from mjolnir.ledger import Ledger
 
-FILES = ("ledger.jsonl", "ledger.tsv", "environment.json", "summary.json", "rows.json", "report.html")
+FILES = (
+    "ledger.jsonl", "ledger.tsv", "environment.json", "summary.json", "rows.json", "t4-results.json", "report.html",
+)  # fmt: skip
 """What an export holds, the plots apart."""
 
 
@@ -49,36 +51,46 @@ def export_records(ledger: Ledger, tag: str, folder: Path) -> Path:
         shown = command(ledger, "autoresearch", "list")
         raise Failure(f"there is no tag {tag} in {ledger.live}; `{shown}` shows the tags")
     records = [as_mapping(record) for record in lines]
+    summary = _summary(records)
     files = {
         "ledger.jsonl": b"".join(record.line + b"\n" for record in lines),
         "ledger.tsv": ledgers.tsv_text((record, ledger.commit(record)) for record in lines).encode(),
-        **documents(records),
+        **documents(records, summary),
     }
     try:
-        _place(folder, files, records)
+        _place(folder, files, lambda draft: _draw(draft, records, summary))
     except OSError as error:
         raise Failure(f"the export could not be written to {folder}: {error.strerror or error}") from error
     return folder
 
 
-def documents(records: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        return summarize(records)
+    except ValueError as error:
+        raise Failure(str(error)) from error
+
+
+def documents(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None = None) -> dict[str, bytes]:
     """The JSON files and the page, by name.
+
+    Args:
+        records: of one tag.
+        summary: of the records, where it is known already.
 
     Raises:
         Failure: the records hold no campaign, or a promotion that is no valid row.
     """
     from mjolnir.research.report.page import render
 
-    try:
-        summary = summarize(records)
-    except ValueError as error:
-        raise Failure(str(error)) from error
+    summary = summary or _summary(records)
     rows = [row.as_dict() for row in proven(records).rows]
     environments = {record["writer"]: record["environment"] for record in records if record.get("environment")}
     return {
         "environment.json": pretty({"writers": environments}),
         "summary.json": pretty(summary),
         "rows.json": pretty({"tag": summary["tag"], "rows": rows}),
+        "t4-results.json": compact(t4_results.results(records)),
         "report.html": render(summary, records, rows, environments).encode(),
     }
 
@@ -88,15 +100,20 @@ def pretty(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _write_plots(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
+def compact(values: Mapping[str, Any]) -> bytes:
+    """JSON for programs: the top members in order, one result a line."""
+    lines = (json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in values["results"])
+    version = json.dumps(values["schema_version"])
+    return ('{"schema_version": ' + version + ', "results": [\n' + ",\n".join(lines) + "\n]}\n").encode()
+
+
+def _draw(folder: Path, records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
     from mjolnir.research.report import plots
 
-    summary = summarize(records)
-    trials = [record["body"] for record in records if record["kind"] == "trial"]
-    plots.write(folder, current(trials, summary["epoch"]), [bucket["bucket"] for bucket in summary["buckets"]])
+    plots.write(folder, summary, current(bodies(records, "trial"), summary["epoch"]))
 
 
-def _place(folder: Path, files: Mapping[str, bytes], records: Sequence[Mapping[str, Any]]) -> None:
+def _place(folder: Path, files: Mapping[str, bytes], draw: Callable[[Path], None]) -> None:
     """Write all files beside their place and move them there once they are whole: no partial export is left.
 
     A file that is there is replaced; never through a symbolic link, which could lead out of the folder.
@@ -108,7 +125,7 @@ def _place(folder: Path, files: Mapping[str, bytes], records: Sequence[Mapping[s
         draft.mkdir()
         for name, data in files.items():
             (draft / name).write_bytes(data)
-        _write_plots(draft, records)
+        draw(draft)
         if not there:
             draft.rename(folder)
             return

@@ -116,8 +116,8 @@ def tried(summary: Mapping[str, Any]) -> list[str]:
     """What the campaign did, as sentences."""
     trials, canaries = summary["trials"], summary["canaries"]
     statuses = ", ".join(f"{count} {status}" for status, count in trials["status"].items()) or "none"
-    clock = "recorded time" if summary["simulated"] else "time"
-    lines = [f"Tried: {counted(trials['total'], 'trial')} in {summary['seconds'] / 60:.1f} min of {clock}: {statuses}."]
+    clock = " of recorded time" if summary["simulated"] else ""
+    lines = [f"Tried: {counted(trials['total'], 'trial')} in {summary['seconds'] / 60:.1f} min{clock}: {statuses}."]
     if canaries["tried"]:
         lines.append(f"Gate: {canaries['rejected']} of {canaries['tried']} deliberately wrong kernels were rejected.")
     if floor := [value for value in summary["noise_floor"] if value]:

@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places
 from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.choosing import ALL, Filters, TagOrder
 from mjolnir.research.hints import command
+from mjolnir.research.plain import csv_text, plain
 from mjolnir.research.stopping import is_running
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from mjolnir.ledger import Ledger
     from mjolnir.ledger.summary import TagSummary
 
 
-def listing(ledger: Ledger) -> Answer:
-    """Every tag with its trials, its best ratio and whether it runs."""
+COLUMNS = ("tag", "state", "records", "trials", "matching", "kept", "best", "first", "last", "ended", "resumable")
+"""The columns of the CSV; `best` is the lowest ratio of any bucket, `matching` the trials that the filters choose."""
+
+
+def listing(ledger: Ledger, filters: Filters = ALL, order: TagOrder = TagOrder.LAST, as_csv: bool = False) -> Answer:
+    """Every tag with its trials, its best ratio and whether it runs; with filters the tags that have such trials.
+
+    Tags that were removed are left out.
+
+    Raises:
+        UsageFailure: a filter that means nothing.
+    """
+    wanted = filters.wanted(ledger, None)
+    matching = ledger.tally(wanted) if wanted else None
+    tags = [tag_data(ledger, tag) for tag in _present(ledger)]
+    if matching is not None:
+        tags = [{**tag, "matching": matching[tag["tag"]]} for tag in tags if tag["tag"] in matching]
+    tags.sort(key=_KEYS[order])
+    data = {"ledger": str(ledger.live), "tags": tags}
+    if as_csv:
+        return Answer(data, csv_text([{**tag, "best": _best(tag)} for tag in tags], COLUMNS))
+    if not tags:
+        return Answer(data, _none_yet(ledger) if matching is None else f"no trial in {ledger.live} is like that")
+    return Answer(data, _table(tags))
+
+
+def _best(tag: Mapping[str, Any]) -> float | None:
+    return min((entry["ratio"] for entry in tag["best"].values()), default=None)
+
+
+_KEYS: Mapping[TagOrder, Callable[[Mapping[str, Any]], Any]] = {
+    TagOrder.LAST: lambda tag: 0,  # the ledger's own order
+    TagOrder.TAG: lambda tag: tag["tag"],
+    TagOrder.TRIALS: lambda tag: (-tag["trials"], tag["tag"]),
+    TagOrder.BEST: lambda tag: (math.inf if (best := _best(tag)) is None else best, tag["tag"]),
+}
+
+
+def _table(tags: Sequence[Mapping[str, Any]]) -> Table:
     from rich.table import Table
 
-    tags = [tag_data(ledger, tag) for tag in ledger.tags()]
-    data = {"ledger": str(ledger.live), "tags": tags}
-    if not tags:
-        return Answer(data, _none_yet(ledger))
     table = Table(box=None, pad_edge=False)
-    for title in ("tag", "state", "trials", "kept", "best ratio", "last activity"):
+    more = ("matching",) if "matching" in tags[0] else ()
+    for title in ("tag", "state", "trials", *more, "kept", "best ratio", "last activity"):
         table.add_column(title, overflow="fold")
     for tag in tags:
-        best = min((entry["ratio"] for entry in tag["best"].values()), default=None)
-        ratio = "-" if best is None else f"{best:.3f}"
-        table.add_row(tag["tag"], tag["state"], str(tag["trials"]), str(tag["kept"]), ratio, tag["last"][:19] + "Z")
-    return Answer(data, table)
+        best = _best(tag)
+        counts = [str(tag[name]) for name in ("trials", *more, "kept")]
+        table.add_row(
+            tag["tag"], plain(tag["state"]), *counts, "-" if best is None else f"{best:.3f}", tag["last"][:19] + "Z"
+        )
+    return table
 
 
 def tag_data(ledger: Ledger, summary: TagSummary) -> dict[str, Any]:
@@ -84,7 +126,7 @@ def find(ledger: Ledger, tag: str | None) -> TagSummary:
     Raises:
         Failure: there is no such tag; the message lists some that exist.
     """
-    known = ledger.tags()
+    known = ledger.tags() if tag is not None else _present(ledger)
     if tag is None and known:
         return known[-1]
     for summary in known:
@@ -94,6 +136,14 @@ def find(ledger: Ledger, tag: str | None) -> TagSummary:
         raise Failure(_none_yet(ledger))
     names = ", ".join(summary.tag for summary in known[-5:])
     raise Failure(f"there is no tag {tag} in {ledger.live}; the latest are {names}")
+
+
+def _present(ledger: Ledger) -> tuple[TagSummary, ...]:
+    """The tags that were not removed; one that was is still found by its name, until it is collected."""
+    from mjolnir.ledger.tombstone import hidden
+
+    gone = hidden(ledger)
+    return tuple(summary for summary in ledger.tags() if summary.tag not in gone)
 
 
 def _none_yet(ledger: Ledger) -> str:

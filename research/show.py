@@ -2,74 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Answer, Failure
-from mjolnir.research.findings import overview
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.listing import find
 from mjolnir.research.naming import Names
-from mjolnir.research.summary import summarize
+from mjolnir.research.note import note_lines, notes
+from mjolnir.research.plain import plain
 from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mjolnir.ledger import Ledger
+    from mjolnir.ledger import Ledger, Record
 
 LOG_LINES = 30
 """The end of a failed trial's log that a person is shown; JSON has all of it."""
 
 
+VERSION_OF = (
+    "mjolnir.research.summary", "mjolnir.research.effects", "mjolnir.tuner.effects", "mjolnir.tuner.additive",
+    "mjolnir.tuner.statistics", "mjolnir.tuner.workload", "mjolnir.kernel.knobs", "mjolnir.kernel.geometry",
+    "mjolnir.kernel.variant",
+)  # fmt: skip
+"""The code that a summary follows from; when it changes, remembered summaries are made anew."""
+
+_BULK = ("timings", "correctness", "log", "phases", "facts")
+"""What no summary looks at, and what most of a trial consists of."""
+
+
 def show(ledger: Ledger, tag: str | None, trial: int | None = None) -> Answer:
-    """A campaign, or one trial of it.
+    """A campaign, or one trial of it, with the notes about it.
 
     Raises:
         Failure: there is no such tag or trial.
     """
+    from rich.console import Group
+
     name = find(ledger, tag).tag
+    if trial is not None:
+        return _show_trial(ledger, name, trial)
+    from mjolnir.research.findings import overview
+
     summary = campaign_summary(ledger, name)
-    if trial is None:
-        return Answer(summary, overview(summary))
+    found = notes(ledger, name)
+    return Answer({**summary, "notes": found}, Group(overview(summary), *note_lines(found)))
+
+
+def _show_trial(ledger: Ledger, tag: str, number: int) -> Answer:
+    from rich.console import Group
+
     from mjolnir.ledger import LedgerError
 
     try:
-        record = ledger.trial(name, trial)
+        record = ledger.trial(tag, number)
     except LedgerError as error:
         raise Failure(str(error)) from error
-    commit = ledger.commit(record)
-    data = {**as_mapping(record), "commit": commit}
-    return Answer(data, _trial_view(data, summary))
+    campaigns = ledger.records(tag, "campaign")
+    if not campaigns:
+        raise Failure(f"{tag}: these records hold no campaign: the run ended before its first record")
+    found = notes(ledger, tag, number)
+    data = {**as_mapping(record), "commit": ledger.commit(record), "notes": found}
+    return Answer(data, Group(_trial_view(data, campaigns[-1].body), *note_lines(found)))
 
 
 def campaign_summary(ledger: Ledger, tag: str) -> dict[str, Any]:
-    """The summary of a tag.
+    """The summary of a tag, remembered in the index until there are other records.
 
     Raises:
         Failure: its records hold no campaign.
     """
     try:
-        return summarize([as_mapping(record) for record in ledger.records(tag)])
+        return ledger.derived(tag, "summary", _version(), _summarize)
     except ValueError as error:
         raise Failure(f"{tag}: {error}") from error
 
 
-def _trial_view(record: Mapping[str, Any], summary: Mapping[str, Any]) -> RenderableType:
+def _summarize(records: Iterable[Record]) -> dict[str, Any]:
+    from mjolnir.research.summary import summarize
+
+    return summarize([{"kind": record.kind, "tag": record.tag, "body": _brief(record)} for record in records])
+
+
+def _brief(record: Record) -> Mapping[str, Any]:
+    if record.kind != "trial":
+        return record.body
+    return {name: value for name, value in record.body.items() if name not in _BULK}
+
+
+def _version() -> str:
+    digest = hashlib.sha256()
+    for name in VERSION_OF:
+        spec = find_spec(name)
+        digest.update(b"" if spec is None or spec.origin is None else Path(spec.origin).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _trial_view(record: Mapping[str, Any], campaign: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
 
     body = record["body"]
     asked = "the campaign itself" if body["bucket"] is None else f"the search for batch {body['bucket']}"
     facts = [
         f"trial {body['trial']} of {record['tag']}: {body['status']}, {body['verdict']}",
-        f"setting   {Names.of(summary)(body['setting'])}",
+        f"setting   {Names.of(campaign)(body['setting'])}",
         f"resolved  {Setting.from_dict(body['resolved'])}",
         f"asked by  {asked}",
     ]
     if body["reason"]:
-        facts.append(f"reason    {body['reason']}")
+        facts.append(plain(f"reason    {body['reason']}"))
     if body["ratio"] is not None:
         facts.append(f"ratio     {body['ratio']:.4f} of the built-in default's time, over the whole workload")
     phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in body["phases"].items())
@@ -77,16 +125,18 @@ def _trial_view(record: Mapping[str, Any], summary: Mapping[str, Any]) -> Render
     facts.append(f"commit    {record['commit']}")
     parts: list[RenderableType] = ["\n".join(facts)]
     if body["timings"]:
-        parts += ["", _points(body, summary)]
-    if body["log"]:
-        parts += ["", "\n".join(body["log"].splitlines()[-LOG_LINES:])]
+        parts += ["", _points(body, campaign)]
+    if log := body.get("log"):
+        lines = plain(log).splitlines()
+        left = f", its last {LOG_LINES} of {len(lines)} lines; --json has all" if len(lines) > LOG_LINES else ""
+        parts += ["", f"log{left}:", *(f"  {line}" for line in lines[-LOG_LINES:])]
     return Group(*parts)
 
 
-def _points(body: Mapping[str, Any], summary: Mapping[str, Any]) -> RenderableType:
+def _points(body: Mapping[str, Any], campaign: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
 
-    points = Workload.from_dict(summary["workload"]).points
+    points = Workload.from_dict(campaign["workload"]).points
     table = Table(box=None, pad_edge=False)
     for title in ("point", "ratio", "default us", "this us", "chain us", "rounds"):
         table.add_column(title, justify="left" if title == "point" else "right")

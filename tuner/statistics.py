@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
 
 from mjolnir.tuner.bench import Timing
 from mjolnir.tuner.workload import Workload
@@ -136,6 +135,9 @@ class Interval:
 @lru_cache(maxsize=64)
 def _rank(count: int, confidence: float) -> tuple[int, float]:
     """The largest r with P(r-th smallest < median < r-th largest) >= confidence, and that probability; at least 1."""
+    # here because it takes half a second to import, which those who read a summary that is there need not pay
+    from scipy.stats import binom
+
     best = 1
     while 2 * (best + 1) <= count and 1 - 2 * float(binom.cdf(best, count, 0.5)) >= confidence:
         best += 1

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mjolnir.research.answer import Answer
-from mjolnir.research.cli import options
+from mjolnir.research.cli import options, reading
 from mjolnir.research.cli.output import Json, answer, console
 
 app = typer.Typer(
@@ -193,37 +193,9 @@ def status(tag: options.Tag = None, ledger: options.Ledger = None, as_json: Json
     answer(work, as_json)
 
 
-@app.command(name="list")
-def list_(ledger: options.Ledger = None, as_json: Json = False) -> None:
-    """All campaigns of the ledger."""
-
-    def work() -> Answer:
-        from mjolnir import ledger as ledgers
-        from mjolnir.research import listing
-
-        with ledgers.open(ledger) as opened:
-            return listing.listing(opened)
-
-    answer(work, as_json)
-
-
-@app.command()
-def show(
-    tag: options.Tag = None,
-    trial: Annotated[int | None, typer.Argument(help="A trial's number; without it the whole campaign.")] = None,
-    ledger: options.Ledger = None,
-    as_json: Json = False,
-) -> None:
-    """What a campaign found, or one of its trials in full."""
-
-    def work() -> Answer:
-        from mjolnir import ledger as ledgers
-        from mjolnir.research import show as twin
-
-        with ledgers.open(ledger) as opened:
-            return twin.show(opened, tag, trial)
-
-    answer(work, as_json)
+app.command(name="list")(reading.list_)
+app.command()(reading.show)
+app.command()(reading.note)
 
 
 @app.command()
@@ -246,7 +218,7 @@ def stop(
 
 @app.command()
 def export(
-    tag: Annotated[str, typer.Argument(help="The campaign.")],
+    tag: Annotated[str, typer.Argument(help="The campaign.", autocompletion=options.known_tags)],
     out: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/<tag> beside the ledger.")] = None,
     ledger: options.Ledger = None,
     as_json: Json = False,
@@ -259,5 +231,24 @@ def export(
 
         with ledgers.open(ledger) as opened:
             return twin.export(opened, tag, out)
+
+    answer(work, as_json)
+
+
+@app.command()
+def study(
+    tag: Annotated[str, typer.Argument(help="The campaign.", autocompletion=options.known_tags)],
+    storage: Annotated[str, typer.Option("--storage", help="Database for the study, such as sqlite:///study.db.")],
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Write a campaign's trials to Optuna's storage, for optuna-dashboard."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.research import study as twin
+
+        with ledgers.open(ledger) as opened:
+            return twin.study(opened, tag, storage)
 
     answer(work, as_json)

@@ -117,3 +117,15 @@ def tuner(
         return twin.tuner(out, part)
 
     answer(work, as_json)
+
+
+@app.command()
+def ledger(out: Out = None, as_json: Json = False) -> None:
+    """What a record costs to keep, and how long it takes to find it again; some minutes."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import ledger as twin
+
+        return twin.ledger(out)
+
+    answer(work, as_json)

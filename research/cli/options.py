@@ -13,7 +13,41 @@ Ledger = Annotated[
         "--ledger", help="The ledger's folder; else $MJOLNIR_LEDGER, the checkout's research/, the user's data folder."
     ),
 ]
-Tag = Annotated[str | None, typer.Argument(help="The campaign; without it the one with the latest activity.")]
+
+
+def known_tags(context: typer.Context, incomplete: str) -> list[str]:
+    """The tags of the ledger that begin like this, for a shell's completion; none where it cannot be read."""
+    from mjolnir import ledger as ledgers
+
+    try:
+        with ledgers.open(context.params.get("ledger")) as opened:
+            return [summary.tag for summary in reversed(opened.tags()) if summary.tag.startswith(incomplete)]
+    except (ledgers.LedgerError, OSError):
+        return []
+
+
+Tag = Annotated[
+    str | None,
+    typer.Argument(help="The campaign; without it the one with the latest activity.", autocompletion=known_tags),
+]
+Status = Annotated[
+    str | None, typer.Option("--status", help="Only trials that ended so: measured, crashed, compile-failed, ...")
+]
+Knob = Annotated[
+    list[str] | None,
+    typer.Option("--knob", help="Only trials with this value in their setting, such as kv_stages=4; repeatable."),
+]
+Bucket = Annotated[
+    int | None,
+    typer.Option(
+        "--bucket", min=1, help="Only trials that the search for this batch asked for, with their ratio there."
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="Only trials since then: an age (90m, 12h, 3d, 2w), a date or a time (UTC)."),
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")]
 Geometry = Annotated[
     str | None,
     typer.Option("--geometry", help="HEADS_Q/HEADS_KVxdHEAD_DIM,page=..,q=..; default 32/8xd128,page=64,q=1."),

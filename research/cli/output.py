@@ -12,7 +12,7 @@ from typing import IO, Annotated, Any, TypeVar
 
 import typer
 
-from mjolnir.research.answer import Answer, Exit, Failure
+from mjolnir.research.answer import Answer, Exit, Failure, UsageFailure
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -34,6 +34,17 @@ def answer(work: Callable[[], Answer], as_json: bool) -> None:
         raise typer.Exit(int(Exit.INTERRUPTED)) from None
     if result.code:
         raise typer.Exit(int(result.code))
+
+
+def one_form(as_csv: bool, as_json: bool) -> bool:
+    """`as_csv`, where it is not asked for together with `--json`.
+
+    Raises:
+        UsageFailure: it is.
+    """
+    if as_csv and as_json:
+        raise UsageFailure("--csv and --json are two forms of one answer; give one of them")
+    return as_csv
 
 
 def _in_words(work: Callable[[], T]) -> T:

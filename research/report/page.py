@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mjolnir.research import effects
-from mjolnir.research.findings import LEGEND, asked, bucket_cells, tried
+from mjolnir.research.findings import LEGEND, asked, tried
 from mjolnir.research.naming import Names
-from mjolnir.research.promote import interval
-from mjolnir.research.report import charts, series
+from mjolnir.research.report import charts, knobs, series, winners
+from mjolnir.research.report.windows import lines, windows
 from mjolnir.research.summary import bodies, current
 
 FAILURES_SHOWN = 12
+"""Failed trials of one kind that the page names; the records have all."""
+
+REASONS_SHOWN = 3
+
+FACTS = ("driver", "cuda", "torch", "dsl", "engine", "kernel_hash")
+"""What the bench says of itself that the page shows at once."""
 
 
 def render(
@@ -35,24 +42,29 @@ def render(
     )
     trials = current(bodies(records, "trial"), summary["epoch"])
     buckets = [bucket["bucket"] for bucket in summary["buckets"]]
+    cards = winners.cards(summary, records)
     return engine.get_template("page.html").render(
         summary=summary,
         asked=asked(summary),
         tried=tried(summary),
         legend=LEGEND,
-        buckets=[_bucket(bucket, summary) for bucket in summary["buckets"]],
+        headline=winners.headline(summary),
+        winners=winners.chart(summary),
+        ceiling=winners.ceiling_words(summary, cards),
+        buckets=cards,
         by_trial=_lines(trials, buckets, "trial", "trial"),
         by_minute=_lines(trials, buckets, "clock", "minute"),
-        knobs={knob: charts.dots(knob, groups) for knob, groups in series.knob_groups(trials).items()},
-        effects=effects.page_rows(summary),
+        knobs=knobs.cards(summary, trials),
         effects_legend=effects.LEGEND,
-        failures=_failures(trials, summary),
+        failures=_failures(bodies(records, "trial"), Names.of(summary)),
         noise=_noise(summary),
+        remarks=[(body.get("about") or "the campaign", body.get("text", "")) for body in bodies(records, "note")],
+        windows=lines(windows(records, summary["epoch"])),
         rows=[
             {"batch": row["key"]["batch"], "key": _pairs(row["key"]), "value": _pairs(row["value"]), "json": _json(row)}
             for row in rows
         ],
-        environments=[(writer, _json(entry)) for writer, entry in environments.items()],
+        environments=[(writer, _facts(entry), _json(entry)) for writer, entry in environments.items()],
         commands=_commands(records),
     )
 
@@ -63,34 +75,24 @@ def _lines(trials: Sequence[Mapping[str, Any]], buckets: Sequence[int], axis: st
     return charts.lines(named, x_title=title, y_title="best time so far / built-in default")
 
 
-def _bucket(bucket: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    batch, setting, found, proven, outcome = bucket_cells(bucket, Names.of(summary))
-    promotion = bucket["promotion"] or {}
-    against = (promotion.get("certificate") or {}).get("ratio_incumbent")
-    return {
-        "batch": batch,
-        "points": ", ".join(bucket["points"]),
-        "setting": setting,
-        "found": found,
-        "proven": proven,
-        "incumbent": interval(against) if against else "-",
-        "outcome": outcome,
-        "reason": promotion.get("reason", ""),
-        "promoted": promotion.get("decision") == "promote",
-    }
-
-
-def _failures(trials: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = Names.of(summary)
-    failed = [trial for trial in trials if trial["status"] != "measured"]
+def _failures(trials: Sequence[Mapping[str, Any]], names: Names) -> list[dict[str, Any]]:
+    """The trials that were not measured, by kind, the most frequent first: how many, why, and the first of them."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for trial in trials:
+        if trial["status"] != "measured":
+            kinds.setdefault(trial["status"], []).append(trial)
     return [
         {
-            "trial": trial["trial"],
-            "status": trial["status"],
-            "reason": trial["reason"],
-            "setting": names(trial["setting"]),
+            "kind": kind,
+            "count": len(failed),
+            "share": f"{len(failed) / len(trials):.1%}",
+            "reasons": Counter(trial["reason"] for trial in failed if trial["reason"]).most_common(REASONS_SHOWN),
+            "trials": [
+                {"trial": trial["trial"], "setting": names(trial["setting"]), "reason": trial["reason"]}
+                for trial in failed[:FAILURES_SHOWN]
+            ],
         }
-        for trial in failed[:FAILURES_SHOWN]
+        for kind, failed in sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
 
@@ -105,6 +107,17 @@ def _commands(records: Sequence[Mapping[str, Any]]) -> list[str]:
     import shlex
 
     return [shlex.join(body.get("command") or ()) for body in bodies(records, "campaign")]
+
+
+def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a reader wants to know of a process first."""
+    device, bench = environment.get("device") or {}, environment.get("bench") or {}
+    card = " ".join(str(device[name]) for name in ("name", "arch", "mig") if device.get(name))
+    found = {"device": f"{card}, {device['sm_count']} SMs" if device.get("sm_count") else card}
+    found |= {name.replace("_", " "): str(bench[name]) for name in FACTS if bench.get(name)}
+    found |= {name: str(environment[name]) for name in ("python", "system") if environment.get(name)}
+    found["packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
+    return [(name, text) for name, text in found.items() if text]
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

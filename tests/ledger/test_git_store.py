@@ -276,6 +276,28 @@ def test_a_lock_that_a_killed_git_left_is_cleared_when_it_is_old(repository: Pat
         assert len(git(repository, "rev-list", ref).split()) == 2
 
 
+@pytest.mark.parametrize("left", ["keep", "keep and pack", "keep, pack and index"])
+def test_what_a_git_killed_while_packing_left_is_in_nobodys_way(repository: Path, left: str) -> None:
+    folder = repository / ".git" / "objects" / "pack"
+    fill(repository, 3)
+    (pack,) = folder.glob("*.pack")
+    users = folder / f"pack-{'0' * 40}.keep"
+    users.write_text("mine\n")
+    for ref in ledger_refs(repository):
+        git(repository, "update-ref", "-d", ref)
+    pack.with_suffix(".keep").write_text("fast-import")
+    for suffix in {"keep": (".idx", ".pack"), "keep and pack": (".idx",)}.get(left, ()):
+        pack.with_suffix(suffix).unlink()
+    with ledger.open(repository / "research") as book:
+        assert book.flush() == 3
+        assert book.verify() == ledger.Verification(3, 1, 1, ())
+    # Where pack and index were whole nothing had to be written, and the mark harms nobody.
+    kept = {users.name} if left != "keep, pack and index" else {users.name, pack.with_suffix(".keep").name}
+    assert {path.name for path in folder.glob("*.keep")} == kept
+    users.unlink()
+    assert git(repository, "fsck", "--strict", "--no-dangling").strip() == ""
+
+
 def test_a_ref_that_was_moved_elsewhere_is_left_alone(repository: Path) -> None:
     with ledger.open(repository / "research") as book, book.writer(TAG) as writer:
         writer.append("trial", trial(1))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import resource
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,50 +17,6 @@ from mjolnir.ledger.live import last_lines, scan
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 
 FORK = multiprocessing.get_context("fork")
-
-
-def write_forever(folder: Path, channel: Connection) -> None:
-    """Append, and tell of each record once it is acknowledged."""
-    with ledger.open(folder) as book, book.writer(TAG, {"process": os.getpid()}) as writer:
-        for number in range(1, 100_000):
-            channel.send(writer.append("trial", trial(number)).sha256)
-
-
-def test_kill_at_any_moment_loses_nothing_and_doubles_nothing(repository: Path) -> None:
-    folder = repository / "research"
-    chance = random.Random(7)
-    acknowledged: list[str] = []
-    for _ in range(20):
-        ours, theirs = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=write_forever, args=(folder, theirs))
-        process.start()
-        theirs.close()
-        acknowledged.append(ours.recv())
-        end = time.monotonic() + chance.uniform(0, 0.12)
-        while time.monotonic() < end:
-            if ours.poll(0.001):
-                acknowledged.append(ours.recv())
-        process.kill()
-        process.join()
-        try:
-            while True:
-                acknowledged.append(ours.recv())
-        except EOFError:
-            ours.close()
-    with ledger.open(folder) as book:
-        records = [record.sha256 for record in book.records(TAG)]
-        book.writer(TAG).close()
-        check = book.verify()
-    assert len(records) == len(set(records))
-    assert set(acknowledged) <= set(records)
-    assert len(records) - len(acknowledged) <= 20
-    assert check.ok, check.problems
-    assert check.writers == 20
-    subjects = git(repository, "log", "--format=%s", "--grep", "^trial ", *ledger_refs(repository)).splitlines()
-    assert len(subjects) == len(records)
-    rows = (folder / "ledger.tsv").read_text().splitlines()
-    assert [row.split("\t")[-1] for row in rows[1:]] == [digest[:12] for digest in records]
-    assert git(repository, "fsck", "--strict", "--no-dangling").strip() == ""
 
 
 def test_a_torn_tail_is_moved_aside(tmp_path: Path) -> None:

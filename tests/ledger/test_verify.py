@@ -157,4 +157,5 @@ def test_a_ref_under_another_name_is_named(repository: Path) -> None:
         (ref,) = ledger_refs(repository)
         git(repository, "update-ref", "refs/mjolnir/ledger/other/abcdefghij", ref)
         (problem,) = book.verify().problems
-        assert problem == ledger.Problem("refs/mjolnir/ledger/other/abcdefghij", f"holds the records of {ref}")
+        assert (problem.where, problem.what) == ("refs/mjolnir/ledger/other/abcdefghij", f"holds the records of {ref}")
+        assert "mjolnir ledger repair" in problem.remedy

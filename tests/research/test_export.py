@@ -35,7 +35,8 @@ def test_the_bytes_are_the_same_everywhere(campaign, tmp_path):
     again = exported(campaign, tmp_path / "two")
     assert first == again
     assert set(FILES) <= set(first)
-    assert {"convergence.svg", "convergence.png", "knobs.svg", "knobs.png"} <= set(first)
+    plots = {f"{name}.{form}" for name in ("convergence", "winners", "effects", "knobs") for form in ("svg", "png")}
+    assert set(first) == {*FILES, *plots}
     for name in FILES:
         assert str(campaign.parent).encode() not in first[name], name
         assert str(Path.home()).encode() not in first[name], name
@@ -88,7 +89,7 @@ def test_a_run_in_a_checkout_leaves_what_is_the_users(recording, checkout, monke
     assert call("autoresearch", "export", "a")[0] == 0
     assert (
         git(checkout, "status", "--porcelain", "--untracked-files=all", "--", "research").count("research/runs/a/")
-        == 10
+        == 15
     )
 
 

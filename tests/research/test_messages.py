@@ -188,7 +188,7 @@ def test_an_export_that_fails_at_the_end_costs_no_summary(recording, tmp_path, m
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("mjolnir.research.export._write_plots", full)
+    monkeypatch.setattr("mjolnir.research.report.plots.write", full)
     out = tmp_path / "new" / "out"
     code, text, _ = replay(recording, tmp_path / "ledger", "--export", out)
     assert code == 1

@@ -48,12 +48,30 @@ def test_knobs_that_varied_are_grouped_by_value():
 
 def test_a_line_chart_places_its_points():
     chart = str(charts.lines({"a<b": [(0, 1.0), (10, 0.0)]}, x_title="trial", y_title="ratio"))
-    frame = charts.Frame(640, 300, (0, 10), (-0.06, 1.06))
+    frame = charts.Frame(420, 260, (0, 10), (-0.06, 1.06))
     (x0, y0), (x1, y1) = frame.at(0, 1.0), frame.at(10, 0.0)
     assert f"M{x0:.1f} {y0:.1f}H{x1:.1f}V{y1:.1f}" in chart
-    assert (x0, x1) == (44, 630)
+    assert (x0, x1) == (46, 408)
+    assert re.findall(r'text-anchor="middle">([^<]+)<', chart) == ["0", "5", "10", "trial"]
+    assert re.findall(r'text-anchor="end">([^<]+)<', chart) == ["0.00", "0.50", "1.00"]
     assert "a&lt;b" in chart
     assert charts.lines({}, x_title="", y_title="") == ""
+
+
+def test_an_interval_chart_draws_each_span_from_low_to_high():
+    spans = [charts.Span("<4", -0.5, 0.0, 0.5), charts.Span("<4", 0.25, 0.5, 1.0, color=1), charts.Span("8", 1, 1, 1)]
+    chart = str(charts.intervals("effect", spans, same=0.0, label="{:+.1f}".format))
+    bars = [tuple(map(float, bar)) for bar in re.findall(r'<path d="M([\d.]+) ([\d.]+)H([\d.]+)" stroke="#', chart)]
+    dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', chart)]
+    (same,) = re.findall(r'class="same" d="M([\d.]+) ', chart)
+    assert [low < dot < high for (low, _, high), dot in zip(bars[:2], dots, strict=False)] == [True, True]
+    assert bars[2][2] == bars[2][0] + 1, "an interval without width is seen all the same"
+    assert dots[0] == float(same)
+    assert dots[1] == pytest.approx((dots[0] + dots[2]) / 2, abs=0.1)
+    assert [y for _, y, _ in bars] == sorted(y for _, y, _ in bars), "from top to bottom"
+    assert bars[0][0] - dots[0] == pytest.approx(dots[0] - bars[0][2], abs=0.2)
+    assert chart.count("&lt;4") == 1, "equal labels are written once"
+    assert charts.intervals("effect", [], same=0.0, label=str) == ""
 
 
 def test_a_dot_chart_has_a_bar_at_the_median():

@@ -1,0 +1,185 @@
+"""Moving ledger refs between repositories. Clones that both ran campaigns merge by union: a writer has one home.
+
+What comes from outside lands under `refs/mjolnir/incoming/` first; a ledger ref moves onto it only when every commit
+is the one that its record makes, the chain is whole, and what is here is a part of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mjolnir.ledger.commits import PREFIX
+from mjolnir.ledger.git_store import GitError, GitStore
+from mjolnir.ledger.proof import prove, writer_of
+from mjolnir.ledger.record import LedgerError, Record
+from mjolnir.ledger.tombstone import KIND, buried
+from mjolnir.ledger.verify import Problem
+
+if TYPE_CHECKING:
+    from mjolnir.ledger.ledger import Ledger
+
+INCOMING = "refs/mjolnir/incoming"
+
+_LOCK_SECONDS = 30.0
+_SETTINGS = (
+    "push.gpgSign=false",
+    "push.followTags=false",
+    "push.recurseSubmodules=no",
+    "fetch.recurseSubmodules=no",
+    "fetch.writeCommitGraph=false",
+    "transfer.fsckObjects=true",
+    # One pack a fetch: loose objects would soon be so many that automatic gc sets in.
+    "transfer.unpackLimit=1",
+    "fetch.unpackLimit=1",
+)
+_FLAGS = {" ": "moved", "+": "moved", "*": "new", "=": "known", "!": "refused"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push did: how many refs were new there, moved on, or were there already."""
+
+    new: int
+    moved: int
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a fetch did.
+
+    Attributes:
+        records: how many were new.
+        writers: how many of their refs are new or moved on.
+        known: refs with nothing new.
+        buried: refs that a tombstone here names, which were left out.
+        problems: refs that were not taken, and why.
+    """
+
+    records: int
+    writers: int
+    known: int
+    buried: int
+    problems: tuple[Problem, ...]
+
+
+def push(ledger: Ledger, remote: str = "origin") -> Pushed:
+    """Bring git up to date with the live file, then send every ledger ref to `remote`; nothing there is overwritten.
+
+    Raises:
+        LedgerError: no repository, no such remote, or it refused a ref that holds other records.
+    """
+    store = _store(ledger)
+    ledger.flush()
+    if not store.heads():
+        return Pushed(0, 0, 0)
+    refspec = f"{PREFIX}/*:{PREFIX}/*"
+    try:
+        answer = _git(store, "push", "--porcelain", "--no-verify", "--", _checked(remote), refspec).decode()
+    except GitError as error:
+        if "rejected" in str(error) or "failed to push some refs" in str(error):
+            raise LedgerError(
+                f"{remote} refused some ledger refs: it has records that are not here; "
+                f"run `mjolnir ledger fetch {remote}` first ({error})"
+            ) from error
+        raise
+    found = [_FLAGS.get(line[0]) for line in answer.splitlines() if re.match(r".\trefs/mjolnir/", line)]
+    return Pushed(found.count("new"), found.count("moved"), found.count("known"))
+
+
+def fetch(ledger: Ledger, remote: str = "origin") -> Fetched:
+    """Take from `remote` every record that is not here; what cannot be proven whole is named and left out.
+
+    Raises:
+        LedgerError: no repository, or no such remote.
+    """
+    store = _store(ledger)
+    ledger.flush()
+    dead = set(buried(ledger.records(kind=KIND)))
+    with store.locked(_LOCK_SECONDS):
+        _clear(store)
+        options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
+        _git(store, "fetch", *options, "--", _checked(remote), f"+{PREFIX}/*:{INCOMING}/*")
+        try:
+            return _merge(ledger, store, store.heads(INCOMING), dead)
+        finally:
+            _clear(store)
+
+
+def _merge(ledger: Ledger, store: GitStore, incoming: Mapping[str, str], dead: set[str]) -> Fetched:
+    heads = store.heads()
+    records = writers = known = skipped = 0
+    problems: list[Problem] = []
+    moves: dict[str, tuple[str, str]] = {}
+    for staged, head in incoming.items():
+        ref = PREFIX + staged.removeprefix(INCOMING)
+        old = heads.get(ref, "")
+        if writer_of(ref) in dead:
+            skipped += 1
+        elif head == old:
+            known += 1
+        else:
+            added, wrong = _added(ledger, store, ref, old, head)
+            if wrong:
+                problems.append(Problem(ref, wrong))
+            elif not added:
+                known += 1
+            else:
+                moves[ref] = (old, head)
+                records, writers = records + added, writers + 1
+    if moves:
+        store.move(moves)
+    return Fetched(records, writers, known, skipped, tuple(problems))
+
+
+def _added(ledger: Ledger, store: GitStore, ref: str, old: str, head: str) -> tuple[int, str]:
+    """How many records `head` has beyond what is here, or why it cannot be taken."""
+    try:
+        proof = prove(store, ref, head)
+    except LedgerError as error:
+        return 0, str(error)
+    if proof.wrong:
+        return 0, proof.wrong
+    here = _here(ledger, ref, proof.records[0].tag)
+    for record in proof.records:
+        if (known := here.get(record.seq)) is not None and known.line != record.line:
+            return 0, f"record {record.seq} is here with other content: one of them was altered"
+    ids = [commit.id for commit in proof.good]
+    if old and old not in ids:
+        # What is here goes on where the other side ends, or they have parted.
+        ahead = head in {commit.id for commit in prove(store, ref, old).good}
+        return 0, "" if ahead else f"it is at {head} there and at {old} here, and neither follows from the other"
+    return len(ids) - (ids.index(old) + 1 if old else 0), ""
+
+
+def _here(ledger: Ledger, ref: str, tag: str) -> dict[int, Record]:
+    writer = writer_of(ref)
+    return {record.seq: record for record in ledger.records(tag) if record.writer == writer}
+
+
+def _store(ledger: Ledger) -> GitStore:
+    if ledger.repository is None:
+        raise LedgerError(f"there are no ledger refs to move: {ledger.git_note}; carry ledger.jsonl and import it")
+    return GitStore.discover(ledger.folder)
+
+
+def _checked(remote: str) -> str:
+    """A remote that git takes for one, and for no option."""
+    if not remote or remote.startswith("-") or "\0" in remote:
+        raise LedgerError(f"{remote!r} is no remote; name one of `git remote`, or a URL")
+    return remote
+
+
+def _clear(store: GitStore) -> None:
+    """Forget what a fetch brought, this one or one that was killed."""
+    if left := store.heads(INCOMING):
+        store.move({ref: (head, "") for ref, head in left.items()})
+
+
+def _git(store: GitStore, *arguments: str) -> bytes:
+    """A command that speaks to a remote, its settings pinned too."""
+    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+    return store.run(*settings, *arguments)

@@ -1,0 +1,229 @@
+"""Finding: filters, orders and forms of `list` and `show`, notes, logs, and the summary that is remembered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mjolnir import ledger as ledgers
+from mjolnir.ledger.tombstone import bury
+from mjolnir.research import show as showing
+from mjolnir.research.answer import UsageFailure
+from mjolnir.research.choosing import since_time
+from mjolnir.research.cli.options import known_tags
+from mjolnir.research.journal import as_mapping
+from mjolnir.research.plain import csv_text, plain
+from mjolnir.research.summary import summarize
+from tests.research.test_cli import call, replay
+
+
+@pytest.fixture(scope="module")
+def filled(recording, tmp_path_factory):
+    """A ledger with the campaigns a and b, and a trial of a that crashed with a long log."""
+    folder = tmp_path_factory.mktemp("filled")
+    for tag, trials in (("a", 12), ("b", 14)):
+        assert replay(recording, folder, tag=tag, trials=trials)[0] == 0
+    with ledgers.open(folder) as opened:
+        body = dict(opened.trial("a", 12).body)
+        lines = "\n".join(f"line {number}" for number in range(1, 51)) + "\n\x1b[2Jlast"
+        empty: dict[str, Any] = {"ratio": None, "ratios": {}, "timings": [], "point_ratios": [], "kept_buckets": []}
+        with opened.writer("a") as writer:
+            writer.append(
+                "trial", body | empty | {"trial": 13, "status": "crashed", "reason": "\x1b[31mred", "log": lines}
+            )
+    return folder
+
+
+def ask(folder, *words):
+    code, out, err = call("autoresearch", *words, "--ledger", folder)
+    assert code == 0, err
+    return out
+
+
+def trials_of(folder, *words):
+    return json.loads(ask(folder, *words, "--json"))["trials"]
+
+
+def test_show_lists_the_trials_that_the_filters_choose(filled):
+    every = trials_of(filled, "show", "a", "--sort", "trial")
+    assert [row["trial"] for row in every] == list(range(1, 14))
+    assert [row["trial"] for row in trials_of(filled, "show", "a", "--status", "crashed")] == [13]
+    stages = every[4]["kv_stages"]
+    chosen = trials_of(filled, "show", "a", "--knob", f"kv_stages={stages}", "--knob", f"pdl={every[4]['pdl']}")
+    wanted = [row for row in every if (row["kv_stages"], row["pdl"]) == (stages, every[4]["pdl"])]
+    assert chosen == wanted
+    assert 0 < len(chosen) < len(every)
+    bucket = next(row["bucket"] for row in every if row["bucket"])
+    found = trials_of(filled, "show", "a", "--bucket", bucket, "--sort", "ratio")
+    assert {row["trial"] for row in found} == {
+        row["trial"] for row in every if row["bucket"] == bucket and row["status"] == "measured"
+    }
+    ratios = [row[f"ratio_{bucket}"] for row in found]
+    assert ratios == sorted(ratios)
+    assert trials_of(filled, "show", "a", "--since", "2999-01-01") == []
+    assert len(trials_of(filled, "show", "a", "--since", "1h")) == 13
+    assert [row["trial"] for row in trials_of(filled, "show", "a", "--limit", 2)] == [1, 2]
+
+
+def test_the_table_says_how_many_and_what_else_there_is(filled):
+    out = ask(filled, "show", "a", "--sort", "ratio", "--limit", 3)
+    assert out.splitlines()[0].split() == [
+        "trial",
+        "batch",
+        "status",
+        "verdict",
+        "ratio",
+        "time",
+        "setting",
+        "or",
+        "reason",
+    ]
+    assert out.rstrip().endswith("3 of 13 trials")
+    assert "?[31mred" in ask(filled, "show", "a", "--status", "crashed")
+    out = ask(filled, "show", "a", "--status", "hung")
+    assert out == "none of the 13 trials of a is like that; they ended: 1 crashed, 12 measured\n"
+
+
+def test_csv_is_read_as_what_json_says(filled):
+    out = ask(filled, "show", "b", "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    known = trials_of(filled, "show", "b", "--sort", "trial")
+    assert rows[0].keys() == known[0].keys()
+    assert list(rows[0])[:3] == ["tag", "trial", "time"]
+    assert [(int(row["trial"]), int(row["kv_stages"]), row["record"]) for row in rows] == [
+        (row["trial"], row["kv_stages"], row["record"]) for row in known
+    ]
+    tags = list(csv.DictReader(io.StringIO(ask(filled, "list", "--csv", "--sort", "tag"))))
+    assert [(row["tag"], row["trials"], row["matching"]) for row in tags] == [("a", "13", ""), ("b", "14", "")]
+
+
+def test_list_has_the_tags_with_such_trials(filled):
+    def tags(*words):
+        return [(tag["tag"], tag.get("matching")) for tag in json.loads(ask(filled, "list", *words, "--json"))["tags"]]
+
+    assert tags("--status", "crashed") == [("a", 1)]
+    assert tags("--sort", "trials") == [("b", None), ("a", None)]
+    assert tags("--sort", "tag") == [("a", None), ("b", None)]
+    assert tags() == [("b", None), ("a", None)], "the one that was written last comes last"
+    assert sorted(tags("--status", "measured")) == [("a", 12), ("b", 14)]
+    assert tags("--since", "2999-01-01") == []
+    assert "is like that" in ask(filled, "list", "--since", "2999-01-01")
+    best = [
+        min(e["ratio"] for e in t["best"].values())
+        for t in json.loads(ask(filled, "list", "--sort", "best", "--json"))["tags"]
+    ]
+    assert best == sorted(best)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("show", "a", "--knob", "kv_stages"), "not of the form NAME=NUMBER"),
+        (("show", "a", "--knob", "kv_stage=4"), "--knob kv_stage: no trial of a has it; they have "),
+        (("show", "a", "--since", "yesterday"), "neither an age"),
+        (("show", "a", "3", "--status", "crashed"), "trial 3 is one trial"),
+        (("show", "a", "--csv", "--json"), "two forms"),
+        (("list", "--csv", "--json"), "two forms"),
+        (("show", "a", "--sort", "colour"), "--sort"),
+        (("note", "a"), ""),
+        (("note", "a", "7"), "a note needs a text"),
+        (("note", "a", "x" * 4001), "4000 are kept at most"),
+    ],
+)
+def test_what_means_nothing_is_refused(filled, words, said):
+    code, _, err = call("autoresearch", *words, "--ledger", filled)
+    assert (code, said in err) == (2, True), err
+
+
+def test_a_log_is_shown_to_its_end_and_moves_no_cursor(filled):
+    out = ask(filled, "show", "a", 13)
+    assert "log, its last 30 of 51 lines; --json has all:" in out
+    assert "line 21\n" not in out
+    assert "line 22\n" in out
+    assert "?[2Jlast" in out
+    assert "reason    ?[31mred" in out
+    assert "\x1b" not in out
+    assert "line 1\n" in json.loads(ask(filled, "show", "a", 13, "--json"))["body"]["log"]
+
+
+def test_notes_are_records_and_shown_where_they_belong(recording, tmp_path):
+    replay(recording, tmp_path)
+    assert ask(tmp_path, "note", "a", "the room", "was warm").startswith("noted about a in ")
+    assert ask(tmp_path, "note", "a", "3", "odd\x1b[2J one").startswith("noted about trial 3 of a in ")
+    with ledgers.open(tmp_path) as opened:
+        first, second = opened.records("a", "note")
+        assert first.body == {"text": "the room was warm", "about": "", "trial": None, "record": ""}
+        assert second.body["record"] == opened.trial("a", 3).sha256
+        assert opened.verify().ok
+        assert opened.tags()[0].ended == "trials", "a note is no run"
+    whole, third, fourth = (ask(tmp_path, "show", "a", *more) for more in ((), (3,), (4,)))
+    assert "Z: the room was warm" in whole
+    assert "Note on trial 3" in whole
+    assert "odd?[2J one" in third
+    assert "warm" not in third
+    assert "Note" not in fourth
+    assert [note["trial"] for note in json.loads(ask(tmp_path, "show", "a", "--json"))["notes"]] == [None, 3]
+    for words, said in ((("b", "text"), "no tag b"), (("a", "99", "text"), "no trial 99")):
+        code, _, err = call("autoresearch", "note", *words, "--ledger", tmp_path)
+        assert (code, said in err) == (1, True)
+
+
+def test_a_removed_tag_is_left_out_of_lists_and_found_by_name(recording, tmp_path):
+    for tag in ("a", "b"):
+        replay(recording, tmp_path, tag=tag)
+    with ledgers.open(tmp_path) as opened:
+        bury(opened, "b", "a test", {})
+    assert [tag["tag"] for tag in json.loads(ask(tmp_path, "list", "--json"))["tags"]] == ["a"]
+    assert json.loads(ask(tmp_path, "show", "--json"))["tag"] == "a", "the latest activity that is left"
+    assert json.loads(ask(tmp_path, "show", "b", "--json"))["tag"] == "b"
+
+
+def test_a_remembered_summary_is_that_of_whole_records(filled, monkeypatch):
+    with ledgers.open(filled) as opened:
+        whole = json.loads(json.dumps(summarize([as_mapping(record) for record in opened.records("b")])))
+        assert showing.campaign_summary(opened, "b") == whole
+        with monkeypatch.context() as patched:
+            patched.setattr(showing, "_summarize", lambda records: pytest.fail("it was worked out once more"))
+            assert showing.campaign_summary(opened, "b") == whole
+        monkeypatch.setattr(showing, "_version", lambda: "of other code")
+        monkeypatch.setattr(showing, "_summarize", lambda records: {"trials": len(list(records))})
+        assert showing.campaign_summary(opened, "b") != whole
+
+
+def test_since_is_an_age_a_date_or_a_time():
+    now = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    for text, moment in (
+        ("90m", "2026-01-31T10:30:00.000000Z"),
+        ("2d", "2026-01-29T12:00:00.000000Z"),
+        ("1w", "2026-01-24T12:00:00.000000Z"),
+        ("2026-01-30", "2026-01-30T00:00:00.000000Z"),
+        ("2026-01-30T08:15", "2026-01-30T08:15:00.000000Z"),
+        ("2026-01-30T08:15+02:00", "2026-01-30T06:15:00.000000Z"),
+    ):
+        assert since_time(text, now) == moment
+    assert since_time(None, now) is None
+    for text in ("", "3", "3y", "999999w", "-3d"):
+        with pytest.raises(UsageFailure, match="neither an age"):
+            since_time(text, now)
+
+
+def test_text_of_records_steers_neither_terminal_nor_spreadsheet():
+    assert plain("a\x1b[2J\u202eb\tc\nd\r") == "a?[2J?b\tc\nd?"
+    rows: list[dict[str, Any]] = [{"a": "=cmd()", "b": -1.5}, {"a": 'say "x",\ny', "b": None}, {"a": "@x"}]
+    assert csv_text(rows, ["a", "b"]) == 'a,b\n\'=cmd(),-1.5\n"say ""x"",\ny",\n\'@x,'
+
+
+def test_completion_knows_the_tags(filled, tmp_path):
+    class Context:
+        params = {"ledger": filled}  # noqa: RUF012
+
+    assert known_tags(Context(), "") == ["a", "b"]  # type: ignore[arg-type]
+    assert known_tags(Context(), "b") == ["b"]  # type: ignore[arg-type]
+    Context.params = {"ledger": tmp_path / "none"}
+    assert known_tags(Context(), "") == []  # type: ignore[arg-type]
+    assert "--install-completion" in call("--help")[1]

@@ -1,4 +1,4 @@
-"""`mjolnir autoresearch why` and `compare`: what is on record, told."""
+"""`mjolnir autoresearch list`, `show`, `note`, `why` and `compare`: what is on record, told."""
 
 from __future__ import annotations
 
@@ -6,9 +6,88 @@ from typing import Annotated
 
 import typer
 
-from mjolnir.research.answer import Answer
+from mjolnir.research.answer import Answer, UsageFailure
+from mjolnir.research.choosing import ALL, Filters, TagOrder, TrialOrder
 from mjolnir.research.cli import options
-from mjolnir.research.cli.output import Json, answer
+from mjolnir.research.cli.output import Json, answer, one_form
+
+
+def list_(
+    status: options.Status = None,
+    knob: options.Knob = None,
+    bucket: options.Bucket = None,
+    since: options.Since = None,
+    sort: Annotated[TagOrder, typer.Option("--sort", help="The order of the campaigns.")] = TagOrder.LAST,
+    ledger: options.Ledger = None,
+    as_csv: options.Csv = False,
+    as_json: Json = False,
+) -> None:
+    """All campaigns of the ledger, or those that have trials of a kind."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.research import listing
+
+        filters = Filters(status, tuple(knob or ()), bucket, since)
+        with ledgers.open(ledger) as opened:
+            return listing.listing(opened, filters, sort, one_form(as_csv, as_json))
+
+    answer(work, as_json)
+
+
+def show(
+    tag: options.Tag = None,
+    trial: Annotated[int | None, typer.Argument(help="A trial's number; without it the whole campaign.")] = None,
+    status: options.Status = None,
+    knob: options.Knob = None,
+    bucket: options.Bucket = None,
+    since: options.Since = None,
+    sort: Annotated[
+        TrialOrder | None, typer.Option("--sort", help="The order of the trials; ratio: measured ones, fastest first.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many trials.")] = None,
+    ledger: options.Ledger = None,
+    as_csv: options.Csv = False,
+    as_json: Json = False,
+) -> None:
+    """What a campaign found; one of its trials in full; with a filter, an order, a limit or --csv a list of them."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.research import show as twin
+        from mjolnir.research import trials
+
+        filters = Filters(status, tuple(knob or ()), bucket, since)
+        listed = filters != ALL or sort is not None or limit is not None or as_csv
+        if listed and trial is not None:
+            raise UsageFailure(f"trial {trial} is one trial: leave its number out to list, or the filters to see it")
+        with ledgers.open(ledger) as opened:
+            if listed:
+                order = sort or TrialOrder.TRIAL
+                return trials.trials(opened, tag, filters, order, limit, one_form(as_csv, as_json))
+            return twin.show(opened, tag, trial)
+
+    answer(work, as_json)
+
+
+def note(
+    tag: Annotated[str, typer.Argument(help="The campaign.", autocompletion=options.known_tags)],
+    words: Annotated[
+        list[str], typer.Argument(metavar="[TRIAL] TEXT", help="A trial's number where it is about one, and the text.")
+    ],
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Keep a remark about a campaign or one of its trials; `show` tells it, and it is exported with the rest."""
+
+    def work() -> Answer:
+        from mjolnir import ledger as ledgers
+        from mjolnir.research import note as twin
+
+        with ledgers.open(ledger) as opened:
+            return twin.note(opened, tag, words)
+
+    answer(work, as_json)
 
 
 def why(
@@ -30,7 +109,6 @@ def why(
     def work() -> Answer:
         from mjolnir import ledger as ledgers
         from mjolnir.research import why as twin
-        from mjolnir.research.answer import UsageFailure
         from mjolnir.research.evidence import Evidence
         from mjolnir.research.explain import load
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting, parse_assignment
@@ -191,10 +192,11 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     """The command for the record, without folders, which are of this machine and name its users, and passwords."""
     found = list(arguments)
     for place, argument in enumerate(found):
-        if argument == "--storage" and place + 1 < len(found):
-            found[place + 1] = _masked(found[place + 1])
-        elif argument.startswith("--storage="):
-            found[place] = "--storage=" + _masked(argument.removeprefix("--storage="))
+        option, equals, value = argument.partition("=")
+        if option in SECRETIVE and equals:
+            found[place] = f"{option}={SECRETIVE[option](value)}"
+        elif argument in SECRETIVE and place + 1 < len(found):
+            found[place + 1] = SECRETIVE[argument](found[place + 1])
         elif Path(argument).is_absolute():
             found[place] = Path(argument).name
     # Bytes that the locale could not read are in no record, which is UTF-8.
@@ -205,3 +207,17 @@ def _masked(url: str) -> str:
     from mjolnir.ledger.database import masked
 
     return masked(url)
+
+
+def _public_page(url: str) -> str:
+    """A page's address without user, password and query."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        return urlunsplit((parts.scheme, f"{host}:{parts.port}" if parts.port else host, parts.path, "", ""))
+    except ValueError:
+        return "***"
+
+
+SECRETIVE: dict[str, Callable[[str], str]] = {"--storage": _masked, "--gate-url": _public_page}
+"""Options whose values may hold a password, and how they are written down."""

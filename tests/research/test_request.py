@@ -63,3 +63,11 @@ def test_a_resumed_campaign_keeps_its_options_but_for_its_limits():
 
 def test_the_command_names_no_folder():
     assert command_line(["mjolnir", "run", "--ledger", "/home/someone/x"]) == ["mjolnir", "run", "--ledger", "x"]
+
+
+def test_the_command_names_no_password():
+    url = "http://me:hush-hush@metrics:8000/metrics?key=hush-hush"
+    shown = "http://metrics:8000/metrics"
+    assert command_line(["mjolnir", "run", "--gate-url", url, "--tag", "t"])[2:4] == ["--gate-url", shown]
+    assert command_line(["mjolnir", f"--gate-url={url}"]) == ["mjolnir", f"--gate-url={shown}"]
+    assert command_line(["mjolnir", "--gate-url", "http://[hush-hush"])[2] == "***"

@@ -47,8 +47,21 @@ class Collected:
     kept: Mapping[str, str]
 
 
-def bury(ledger: Ledger, tag: str, reason: str, environment: Mapping[str, Any] | None = None) -> Record:
+def bury(
+    ledger: Ledger,
+    tag: str,
+    reason: str,
+    environment: Mapping[str, Any] | None = None,
+    remains: Mapping[str, Any] | None = None,
+) -> Record:
     """Append a tombstone for all that the tag has by now; nothing goes before `collect`.
+
+    Args:
+        ledger: where.
+        tag: what is removed.
+        reason: why, in words.
+        environment: of this process.
+        remains: what is to be known of the records when they are gone.
 
     Raises:
         LedgerError: the tag has no records, or none that are not under a tombstone yet.
@@ -66,7 +79,7 @@ def bury(ledger: Ledger, tag: str, reason: str, environment: Mapping[str, Any] |
         there = "all its records are removed already" if records else "there is no such tag"
         raise LedgerError(f"{tag} cannot be removed from {ledger.live}: {there}")
     with ledger.writer(tag, environment) as writer:
-        return writer.append(KIND, {"text": reason, "writers": writers})
+        return writer.append(KIND, {"text": reason, "writers": writers} | ({"remains": remains} if remains else {}))
 
 
 def buried(records: Iterable[Record]) -> dict[str, Buried]:

@@ -33,8 +33,29 @@ class LedgerJournal:
         campaigns = self._ledger.records(kind="campaign")
         simulated = {record.tag for record in campaigns if record.body.get("simulated")}
         alike = self._tag in simulated
-        found = self._ledger.records(kind="promotion")
-        return [as_mapping(r) for r in found if r.tag != self._tag and (r.tag in simulated) == alike]
+        promotions = self._ledger.records(kind="promotion")
+        found = [as_mapping(r) for r in promotions if r.tag != self._tag and (r.tag in simulated) == alike]
+        return [*found, *self._removed({record.sha256 for record in promotions}, alike)]
+
+    def _removed(self, there: set[str], alike: bool) -> list[Mapping[str, Any]]:
+        """What tombstones tell of promotions that are no longer there: alpha that was spent stays spent."""
+        remains = [record.body.get("remains", {}) for record in self._ledger.records(kind="tombstone")]
+        attempts = (attempt for left in remains if left.get("simulated") == alike for attempt in left["attempts"])
+        return [{"kind": "promotion", "body": attempt} for attempt in attempts if attempt["record"] not in there]
+
+
+def remains_of(ledger: Ledger, tag: str) -> dict[str, Any] | None:
+    """What has to be known of a tag's promotions after its records are gone; None where it decided nothing."""
+    attempts = [
+        {
+            "key": record.body["key"],
+            "certificate": {name: record.body["certificate"][name] for name in ("kernel_hash", "instances")},
+            "record": record.sha256,
+        }
+        for record in ledger.records(tag, "promotion")
+    ]
+    simulated = any(record.body.get("simulated") for record in ledger.records(tag, "campaign"))
+    return {"simulated": simulated, "attempts": attempts} if attempts else None
 
 
 def as_mapping(record: Record) -> dict[str, Any]:

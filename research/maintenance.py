@@ -119,10 +119,11 @@ def remove(ledger: Ledger, tag: str, reason: str, tables: Sequence[Table] = ()) 
     """
     from mjolnir.ledger import tombstone
     from mjolnir.research.campaign import process_environment
+    from mjolnir.research.journal import remains_of
 
     _require_free(ledger, [tag], tables)
     with _in_words():
-        record = tombstone.bury(ledger, tag, reason, process_environment())
+        record = tombstone.bury(ledger, tag, reason, process_environment(), remains_of(ledger, tag))
     data = {"tag": tag, "record": record.sha256, "writers": len(record.body["writers"])}
     hint = command(ledger, "ledger", "gc")
     return Answer(data, f"{tag} is marked as removed; its records stay until you run: {hint}")

@@ -15,6 +15,7 @@ from mjolnir.ledger.git_store import GitError
 from mjolnir.ledger.record import canonical
 from mjolnir.research import maintenance, places
 from mjolnir.research.answer import Failure, UsageFailure
+from mjolnir.research.journal import LedgerJournal
 from mjolnir.research.stopping import Running
 from tests.research.conftest import git
 from tests.research.test_cli import call, replay
@@ -167,6 +168,24 @@ def test_a_tag_is_removed_and_then_collected(recording: Path, tmp_path: Path) ->
     assert say("verify", folder)[0] == 0
     code, _, err = call("ledger", "remove", "a", "--ledger", folder)
     assert (code, "all its records are removed already" in err) == (1, True)
+
+
+def test_alpha_that_a_removed_tag_spent_stays_spent(recording: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    replay(recording, folder, tag="a")
+    replay(recording, folder, tag="b")
+
+    def spent(tag: str) -> list[tuple[Any, ...]]:
+        with ledgers.open(folder) as ledger, ledger.writer(tag) as writer:
+            bodies = [record["body"] for record in LedgerJournal(ledger, writer, tag).elsewhere()]
+        return [(b["key"], b["certificate"]["kernel_hash"], b["certificate"]["instances"]) for b in bodies]
+
+    before = spent("b")
+    assert before
+    assert call("ledger", "remove", "a", "--ledger", folder)[0] == 0
+    assert spent("b") == before, "nothing is counted twice while the records are still there"
+    assert call("ledger", "gc", "--ledger", folder)[0] == 0
+    assert spent("b") == before
 
 
 def test_what_is_in_use_is_not_removed(book: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mjolnir.kernel.binding import ALIGNMENT, View
+from mjolnir.kernel.formats import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +36,7 @@ def check_query(name: str, tensor: torch.Tensor, geometry: Geometry, tokens: int
         ValueError: shape, or strides that a head cannot have.
         TypeError: dtype.
     """
-    import torch
-
-    wanted = {"bf16": torch.bfloat16, "f16": torch.float16}[geometry.dtype]
+    wanted = DTYPES[geometry.dtype]
     if tensor.dtype != wanted:
         raise TypeError(f"{name} is {tensor.dtype}; this variant was built for {wanted}")
     heads, dim = geometry.heads_q, geometry.head_dim

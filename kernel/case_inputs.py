@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mjolnir.kernel.case import Case
-from mjolnir.kernel.formats import FORMATS
+from mjolnir.kernel.formats import DTYPES, FORMATS
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.layouts import allocate, to_device, views
 
@@ -30,7 +30,6 @@ SENTINEL_VALUE = 6.0
 ODD_ELEMENTS = 3
 """Elements by which the token stride of an odd query is longer than its heads."""
 
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 ARGUMENTS = ("q", "k", "v", "block_table", "seq_lens", "geometry", "scale", "k_scale", "v_scale", "q_mul", "o_mul")
 
 

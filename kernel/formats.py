@@ -17,6 +17,9 @@ from torch import Tensor
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.minifloat import E2M1, E2M3, E3M2, MiniFloat
 
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+"""Dtypes of query and output by the names that `Geometry.dtype` carries."""
+
 QUERY_LIMIT_EXPONENT = 15
 """Query rows are brought below 2^15: half of what f16 holds, so that no rounding reaches its infinity."""
 

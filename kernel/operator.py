@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mjolnir.kernel.binding import Kept, form_of
 from mjolnir.kernel.device import Device, current_device
+from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.geometry import PAGE_SIZES, Geometry
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.layouts import LAYOUTS, layout_of, views
@@ -27,7 +28,7 @@ MAX_RUNNERS = 64
 """Runners kept; beyond, the one that was not used for the longest time goes, unless a graph was captured with it."""
 
 DEFAULT = Setting()
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @overload
@@ -258,10 +259,10 @@ def _told_apart(k_cache: Tensor, query: Tensor, rest: tuple[int, bool, str]) -> 
 def _geometry(
     heads_q: int, heads_kv: int, head_dim: int, page_size: int, dtype: torch.dtype, rest: tuple[int, bool, str]
 ) -> Geometry:
-    if dtype not in DTYPES:
-        raise TypeError(f"query is {dtype}; expected {' or '.join(map(str, DTYPES))}")
+    if dtype not in NAMES:
+        raise TypeError(f"query is {dtype}; expected {' or '.join(map(str, NAMES))}")
     q_len, causal, q_format = rest
-    return Geometry(heads_q, heads_kv, head_dim, page_size, q_len, causal, q_format=q_format, dtype=DTYPES[dtype])
+    return Geometry(heads_q, heads_kv, head_dim, page_size, q_len, causal, q_format=q_format, dtype=NAMES[dtype])
 
 
 def _stream(device: torch.device) -> int:

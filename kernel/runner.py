@@ -18,6 +18,7 @@ from mjolnir.kernel import arguments, cache
 from mjolnir.kernel.binding import Views
 from mjolnir.kernel.call import Call, Calls
 from mjolnir.kernel.device import Device
+from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant
@@ -25,7 +26,6 @@ from mjolnir.kernel.variant import Variant
 MAX_GRID = 1024
 MAX_BATCH = 8192
 LOG2_E = math.log2(math.e)
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 _log = logging.getLogger(__name__)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mjolnir.kernel.case_inputs import DTYPES, Inputs
-from mjolnir.kernel.formats import FORMATS
+from mjolnir.kernel.case_inputs import Inputs
+from mjolnir.kernel.formats import DTYPES, FORMATS
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.layouts import allocate, views
 

@@ -35,13 +35,6 @@ def synchronise(index: Index, live: Path, store: GitStore | None, *, anew: bool 
     return adding.count
 
 
-def live_size(index: Index) -> int:
-    """Bytes of the live file that the index has read."""
-    with index.change() as connection:
-        cursor = index.fact(connection, "live")
-    return int(cursor["size"]) if cursor else 0
-
-
 def _heads(store: GitStore | None) -> dict[str, str]:
     try:
         return {} if store is None else store.heads()

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mjolnir.kernel.case_inputs import DTYPES
 from mjolnir.kernel.device import Device
-from mjolnir.kernel.formats import FORMATS
+from mjolnir.kernel.formats import DTYPES, FORMATS
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.reference import attention_f32

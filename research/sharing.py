@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from mjolnir.research.request import Request
     from mjolnir.tuner.options import Options
 
-LEASE_SECONDS = 30.0
-"""How long the trial of a process that is gone waits to be taken over, unless told otherwise."""
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.layouts import allocate, views
 from mjolnir.kernel.timing import ROTATION_BYTES
 from mjolnir.research.bench.points import Spot
@@ -29,8 +30,6 @@ LAYOUTS = {
 
 CHUNK = 1 << 26
 """Codes that are drawn at a time: the f32 numbers of a whole pool would not fit."""
-
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)

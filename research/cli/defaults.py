@@ -89,7 +89,7 @@ def promote(
 def demote(
     row: Annotated[str, typer.Argument(help="The row: its batch, FIELD=VALUE,... of its key, or the key as JSON.")],
     reason: Annotated[str, typer.Option("--reason", "-m", help="Why, in a sentence.")] = "",
-    device: Annotated[str | None, typer.Option("--device", help="Name of the row's device, or a part of it.")] = None,
+    device: options.RowDevice = None,
     table: options.Table = None,
     ledger: options.Ledger = None,
     as_json: Json = False,

@@ -47,6 +47,7 @@ Since = Annotated[
     str | None,
     typer.Option("--since", help="Only trials since then: an age (90m, 12h, 3d, 2w), a date or a time (UTC)."),
 ]
+RowDevice = Annotated[str | None, typer.Option("--device", help="Name of the row's device, or a part of it.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")]
 Geometry = Annotated[
     str | None,

@@ -94,7 +94,7 @@ def why(
     tag: Annotated[str | None, typer.Argument(help="The campaign; left out when a row is asked for.")] = None,
     what: Annotated[str | None, typer.Argument(help="A trial's number, or bucket=<batch>, such as bucket=8.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="The row in force for this batch.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Name of the row's device, or a part of it.")] = None,
+    device: options.RowDevice = None,
     key: Annotated[
         str | None,
         typer.Option("--key", help="The row by its key: JSON, or FIELD=VALUE,... such as batch=8,heads_q=32."),

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.layouts import views
 from mjolnir.tuner.gpu.plans import kv_bytes_of
@@ -42,7 +43,6 @@ LAYOUT = {
 }
 FILL_ELEMENTS = 1 << 26
 _VERSIONS = itertools.count(1)
-QUERY_DTYPE = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class PointInputs:
         self.seq_lens = torch.tensor(point.contexts, dtype=torch.int32, device=device)
         self.pool = _random_codes(sets * self._room, device, seed).view(torch.int64)
         shape = (sets, point.batch, geometry.heads_q, geometry.head_dim)
-        dtype = QUERY_DTYPE[geometry.dtype]
+        dtype = DTYPES[geometry.dtype]
         self.q, self.q_source, self.out = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(3))
         self.sink = torch.zeros(shape[1:], dtype=dtype, device=device)
         self.tables = torch.full((sets, point.batch, width), HOSTILE_PAGE, dtype=torch.int32, device=device)

@@ -164,7 +164,9 @@ class Defaults:
         setting = self.overrides.apply(base)
         sources = {name: self.overrides.source(name) or source for name in setting.as_dict()}
         steps.append(self._override_step(setting.changed(base)))
-        engine = row.engine_on(geometry, device.arch) if row else engine_for(geometry, device.arch)
+        engine = engine_for(geometry, device.arch, warps=setting.consumer_warps)
+        if row and setting.consumer_warps == row.setting.consumer_warps:
+            engine = row.engine_on(geometry, device.arch)
         if reason := infeasible(setting, geometry, device, engine):
             used = " and ".join(dict.fromkeys(sources.values()))
             raise ValueError(f"{setting}, from {used}, cannot run: {reason}")

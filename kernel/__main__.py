@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _why_not(setting: Setting, geometry: Geometry, device: Device, engine: str | None) -> str | None:
     """Why a setting cannot run, by what is known without compiling."""
     try:
-        return infeasible(setting, geometry, device, engine_for(geometry, device.arch, engine))
+        chosen = engine_for(geometry, device.arch, engine, setting.consumer_warps)
+        return infeasible(setting, geometry, device, chosen)
     except ValueError as error:
         return str(error)
 

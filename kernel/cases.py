@@ -11,10 +11,9 @@ from mjolnir.kernel.case import QUERY_PLACES, SCALE_SHAPES, Case
 from mjolnir.kernel.case_inputs import Inputs, make_inputs
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.emulator import emulate
-from mjolnir.kernel.engine import Engine, engine_for
+from mjolnir.kernel.engine import TILE_WARPS, Engine, engine_for
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.layouts import LAYOUTS
-from mjolnir.kernel.softmax import TILE_WARPS
 
 __all__ = ["MAX_TOKENS", "Case", "Expected", "Inputs", "expected", "gate_cases", "make_inputs", "shapes"]
 
@@ -131,7 +130,7 @@ def _crowd(heads: int, grid: int) -> tuple[int, ...]:
 
 def expected(case: Case, grid: int, engine: Engine | None = None, warps: int = TILE_WARPS) -> Expected:
     """The emulator's output for `case` planned on `grid` CTAs, made on the CPU; without an engine, the H200's."""
-    engine, inputs = engine or engine_for(case.geometry, H200.arch), make_inputs(case)
+    engine, inputs = engine or engine_for(case.geometry, H200.arch, warps=warps), make_inputs(case)
     out, lse = emulate(plan=case.plan(grid, engine), engine=engine, warps=warps, lse=True, **inputs.arguments())
     assert lse is not None
     return Expected(out, lse)

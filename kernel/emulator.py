@@ -29,11 +29,11 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from mjolnir.kernel.engine import Engine
+from mjolnir.kernel.engine import TILE_WARPS, Engine
 from mjolnir.kernel.formats import FORMATS, prepare_query
 from mjolnir.kernel.geometry import TILE, Geometry
 from mjolnir.kernel.plan import MERGE_GROUP, Chunk, Plan
-from mjolnir.kernel.softmax import TILE_WARPS, Softmax, State
+from mjolnir.kernel.softmax import Softmax, State
 
 LN2 = math.log(2.0)
 

@@ -101,7 +101,7 @@ class Probe:
 
     def shape(self, device: Device) -> Engine:
         """The engine on `device`."""
-        return engine_for(self.case.geometry, device.arch, self.engine)
+        return engine_for(self.case.geometry, device.arch, self.engine, self.setting.consumer_warps)
 
     def grid(self, device: Device) -> int:
         """CTAs on `device`."""
@@ -178,8 +178,8 @@ def _fits(pair: Pair, axes: Mapping[str, Any]) -> bool:
 
 def _probe(row: Row, seed: int, device: Device) -> Probe:
     geometry = binary_geometry(row)
-    engine = engine_for(geometry, device.arch, row["engine"])
     setting = replace(row["setting"], max_splits=row["max_splits"])
+    engine = engine_for(geometry, device.arch, row["engine"], setting.consumer_warps)
     grid = device.sm_count * setting.ctas_per_sm
     case = _case(row["shape"], geometry, grid, engine, np.random.default_rng(seed))
     names = ("max_splits", "layout", "token_major", "block_gap", "scales", "scale_gain", "query", "q_mul", "o_mul")

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mjolnir.kernel.engine import WGMMA
-
-TILE_WARPS = 4
-"""Warps of the `warp` engine that share a tile."""
+from mjolnir.kernel.engine import TILE_WARPS, WGMMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,12 +96,17 @@ def lse_bound(reference: Tensor) -> Tensor:
 
 
 def excess(out: Tensor, reference: Tensor, geometry: Geometry, o_mul: Tensor | None = None) -> float:
-    """The largest |out - reference| over its bound: right when at most 1; inf where `out` has a NaN or an infinity."""
+    """The largest |out - reference| over its bound: right when at most 1; inf where `out` has a NaN or an infinity.
+
+    It is computed where `out` lies.
+    """
+    reference = reference.to(out.device)
     return _largest_ratio(out, reference, bound(reference, geometry, o_mul))
 
 
 def lse_excess(lse: Tensor, reference: Tensor) -> float:
     """As `excess`, for the log-sum-exp: -inf must meet -inf."""
+    reference = reference.to(lse.device)
     return _largest_ratio(lse, reference, lse_bound(reference))
 
 

@@ -11,12 +11,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from mjolnir.kernel.device import REGISTERS_PER_SM, Device
-from mjolnir.kernel.engine import WGMMA, Engine, engine_for
+from mjolnir.kernel.engine import TILE_WARPS, WGMMA, Engine, engine_for
 from mjolnir.kernel.geometry import TILE, Geometry
 from mjolnir.kernel.knobs import FAULTS, KNOBS, Setting
-
-TILE_WARPS = 4
-"""Warps that compute on one tile together; one more warp of the CTA loads."""
 
 MAX_STAGES = 12
 """The deepest ring in the domain of `kv_stages`."""
@@ -59,6 +56,10 @@ def query_in_shared(geometry: Geometry) -> bool:
     return geometry.head_dim > 128
 
 
+OUTPUT_PADDING = 4
+"""Elements between rows of the `warp` engine's outputs in shared memory, so that lanes write to different banks."""
+
+
 def output_span(geometry: Geometry) -> int:
     """Elements of a head that the `warp` engine's warps add up at a time, through shared memory."""
     return 128 if geometry.head_dim == 128 else 64
@@ -71,7 +72,7 @@ def consumer_smem_bytes(geometry: Geometry, engine: Engine, warps: int) -> int:
         query, weights = 2 * rows * geometry.head_dim, 2 * 2 * rows * TILE
         exchange = 4 * rows * (2 + TILE_WARPS)
         return query + weights + exchange + flag
-    states, outputs = warps * 16 * 2 * 4, warps * 8 * output_span(geometry) * 4
+    states, outputs = warps * 16 * 2 * 4, warps * 8 * (output_span(geometry) + OUTPUT_PADDING) * 4
     return states + outputs + flag + (2 * rows * geometry.head_dim if query_in_shared(geometry) else 0)
 
 
@@ -82,11 +83,21 @@ def fixed_smem_bytes(geometry: Geometry, engine: Engine, warps: int = TILE_WARPS
     return barriers + consumer_smem_bytes(geometry, engine, warps) + alignment
 
 
+def tiles_at_once(setting: Setting) -> int:
+    """Tiles that one CTA computes on at the same time; its ring has a multiple of as many stages.
+
+    So a stage always belongs to the same warps. Otherwise those that run ahead could take the barrier of a stage whose
+    tile is still on its way, and not theirs, for that of their next one.
+    """
+    return setting.consumer_warps // TILE_WARPS
+
+
 def stages_that_fit(setting: Setting, geometry: Geometry, device: Device, engine: Engine | None = None) -> int:
     """The deepest ring that the setting's resident CTAs allow, at most `MAX_STAGES`; below 2 none fits."""
-    engine = engine or engine_for(geometry, device.arch)
+    engine = engine or engine_for(geometry, device.arch, warps=setting.consumer_warps)
     room = device.smem_per_cta(setting.ctas_per_sm) - fixed_smem_bytes(geometry, engine, setting.consumer_warps)
-    return min(MAX_STAGES, room // stage_bytes(geometry))
+    together = tiles_at_once(setting)
+    return min(MAX_STAGES, room // stage_bytes(geometry)) // together * together
 
 
 def registers_per_thread(setting: Setting, engine: Engine) -> int:
@@ -120,9 +131,11 @@ def resolve(setting: Setting, geometry: Geometry, device: Device, engine: Engine
 
 def infeasible(setting: Setting, geometry: Geometry, device: Device, engine: Engine | None = None) -> str | None:
     """Why `setting` cannot run here, or None. Known without compiling; spills are known only after it."""
-    engine = engine or engine_for(geometry, device.arch)
+    engine = engine or engine_for(geometry, device.arch, warps=setting.consumer_warps)
     if engine.name == WGMMA and setting.consumer_warps != TILE_WARPS:
         return f"consumer_warps = {setting.consumer_warps}: engine wgmma computes with {TILE_WARPS} warps"
+    if setting.kv_stages % tiles_at_once(setting):
+        return f"kv_stages = {setting.kv_stages}: {setting.consumer_warps} computing warps need an even number"
     resolved = resolve(setting, geometry, device, engine)
     fit = stages_that_fit(setting, geometry, device, engine)
     if resolved.kv_stages < 2 or resolved.kv_stages > fit:
@@ -197,7 +210,7 @@ class Variant:
         Raises:
             ValueError: the setting is infeasible, or the engine cannot run the geometry; the message is the reason.
         """
-        chosen = engine_for(geometry, device.arch, engine)
+        chosen = engine_for(geometry, device.arch, engine, setting.consumer_warps)
         reason = infeasible(setting, geometry, device, chosen)
         if reason:
             raise ValueError(f"{setting} cannot run: {reason}")
@@ -218,11 +231,6 @@ class Variant:
         """Shared memory of one CTA."""
         fixed = fixed_smem_bytes(self.geometry, self.shape, self.consumer_warps)
         return self.kv_stages * stage_bytes(self.geometry) + fixed
-
-    @property
-    def consumers(self) -> int:
-        """Threads that compute."""
-        return 32 * self.consumer_warps
 
     @property
     def threads(self) -> int:

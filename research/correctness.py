@@ -23,7 +23,7 @@ from mjolnir.kernel.matrix import Probe, matrix_cases
 from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.answer import Answer, Exit, Failure, MissingFailure, UsageFailure
 from mjolnir.research.bench.replay import written
-from mjolnir.research.correctness_truth import Truth, in_order, packed_truth, processes, unpacked
+from mjolnir.research.correctness_truth import Truth, in_order, one_thread, packed_truth, processes, unpacked
 from mjolnir.research.correctness_watch import Watch
 
 SCHEMA = "mjolnir.correctness/1"
@@ -57,7 +57,7 @@ def correctness(cases: int = CASES, seed: int = 0, device: str = "auto", out: Pa
         raise UsageFailure(f"--device {device!r} is none of auto, cpu and cuda")
     gpu = None if device == "cpu" else _gpu(required=device == "cuda")
     started = time.monotonic()
-    with processes() as executor:
+    with one_thread(), processes() as executor:
         rows, refused = on_gpu(cases, seed, gpu, executor) if gpu else on_cpu(cases, seed, executor)
     rows = [{**row, "wrong": is_wrong(row)} for row in rows]
     seconds = round(time.monotonic() - started, 1)

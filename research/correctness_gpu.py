@@ -128,12 +128,12 @@ def judge(probe: Probe, truth: Truth, device: Device) -> dict[str, Any]:
         problems.append("inputs were written to")
     geometry, o_mul = probe.case.geometry, truth.inputs.o_mul
     errors = {
-        "excess": excess(out.cpu(), truth.exact, geometry, o_mul),
-        "excess_emulator": excess(out.cpu(), truth.out, geometry, o_mul),
+        "excess": excess(out, truth.exact, geometry, o_mul),
+        "excess_emulator": excess(out, truth.out, geometry, o_mul),
     }
     if lse is not None:
-        errors["lse_excess"] = lse_excess(lse.cpu(), truth.exact_lse)
-        errors["lse_excess_emulator"] = lse_excess(lse.cpu(), truth.lse)
+        errors["lse_excess"] = lse_excess(lse, truth.exact_lse)
+        errors["lse_excess_emulator"] = lse_excess(lse, truth.lse)
     return {**errors, "problems": problems}
 
 
@@ -197,7 +197,7 @@ def judge_far(probe: Probe, truth: Truth, device: Device) -> dict[str, Any]:
     launch.run()
     out, _ = launch.results()
     errors = {"excess": truth.exact, "excess_emulator": truth.out}
-    return {name: excess(out.cpu(), x, probe.case.geometry) for name, x in errors.items()} | {"problems": []}
+    return {name: excess(out, x, probe.case.geometry) for name, x in errors.items()} | {"problems": []}
 
 
 def judge_million(geometry: Geometry, device: Device, seed: int) -> dict[str, Any]:
@@ -208,4 +208,4 @@ def judge_million(geometry: Geometry, device: Device, seed: int) -> dict[str, An
     out = torch.full_like(inputs.q, torch.nan)
     runner.plan(inputs.seq_lens)
     runner.run(inputs.q, inputs.k, inputs.v, inputs.block_table, inputs.seq_lens, out, inputs.k_scale, inputs.v_scale)
-    return {"excess": excess(out.cpu(), attention_f64(**inputs.arguments())[0], geometry), "problems": []}
+    return {"excess": excess(out, attention_f64(**inputs.arguments())[0], geometry), "problems": []}

@@ -6,6 +6,7 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from os import sched_getaffinity
@@ -80,9 +81,20 @@ def unpacked(data: bytes) -> Truth:
 
 
 def processes() -> ProcessPoolExecutor:
-    """As many processes as there are cores for this one, each with one thread, none with a GPU of its own."""
-    count = min(MOST_PROCESSES, len(sched_getaffinity(0)))
+    """Processes with one thread each, none with a GPU of its own: all cores but the one that this process needs."""
+    count = min(MOST_PROCESSES, max(1, len(sched_getaffinity(0)) - 1))
     return ProcessPoolExecutor(count, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread here: beside busy processes, threads that wait for one another take far longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_order(executor: Executor, work: Callable[[T], R], jobs: Iterable[T]) -> Iterator[R]:

@@ -162,7 +162,7 @@ def plan_effect(question: Question, device: Device, setting: Setting, engine: st
     geometry = question.geometry
     grid = device.sm_count * setting.ctas_per_sm
     lengths = [question.context] * question.batch
-    chosen = engine_for(geometry, device.arch, engine)
+    chosen = engine_for(geometry, device.arch, engine, setting.consumer_warps)
     plan = make_plan(
         lengths, geometry.heads_kv * chosen.blocks, grid, setting.max_splits, capacity=max(1, question.context)
     )

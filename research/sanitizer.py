@@ -32,7 +32,7 @@ from mjolnir.research.sanitizer_report import SECONDS, TOOLS, Ended, Row, figure
 
 SCHEMA = "mjolnir.sanitizer/1"
 PROGRAM = "compute-sanitizer"
-SIDE_BY_SIDE = 8
+SIDE_BY_SIDE = 14
 UNSUPPORTED = "Device not supported"
 
 
@@ -134,7 +134,7 @@ def run_all(program: str, tools: Sequence[str]) -> list[Row]:
     """
     jobs = [(tool, PLANTED[tool]) for tool in tools if tool in PLANTED]
     jobs += [(tool, name) for tool in tools for name in CLASSES]
-    executor = ThreadPoolExecutor(max(1, min(SIDE_BY_SIDE, (os.cpu_count() or 1) // 2)))
+    executor = ThreadPoolExecutor(max(1, min(SIDE_BY_SIDE, (os.cpu_count() or 1) - 2)))
     try:
         return list(executor.map(lambda job: run_one(program, *job), jobs))
     finally:

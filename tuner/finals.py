@@ -135,7 +135,7 @@ class Finals:
     def _body(self, court: Court, shot: Shot, confirmation: Confirmation) -> dict[str, Any]:
         """The body of the promotion record, but for what the tape adds."""
         bench, decision = self._session.bench, confirmation.decision
-        engine = bench.environment.get("engine") or engine_for(bench.geometry, bench.device.arch).name
+        engine = engine_for(bench.geometry, bench.device.arch, warps=decision.setting.consumer_warps).name
         cited = [lead.line for lead in self._leads if lead.setting == decision.setting]
         lines = [record["hash"] for record in (*shot.records, *confirmation.records)]
         paper: Mapping[str, Any] = promotion.certificate(

@@ -10,7 +10,7 @@ import cutlass
 from cutlass import Boolean, Float8E4M3FN, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from mjolnir.kernel.engine import WGMMA
+from mjolnir.kernel.engine import TILE_WARPS, WGMMA
 from mjolnir.kernel.engines import ptx, warp, wgmma
 from mjolnir.kernel.engines.masking import Masking
 from mjolnir.kernel.engines.merge import Merge
@@ -19,7 +19,7 @@ from mjolnir.kernel.engines.output import Output
 from mjolnir.kernel.engines.query import LINE_BYTES, Query
 from mjolnir.kernel.engines.ring import Barriers, Pool, Ring
 from mjolnir.kernel.geometry import TILE
-from mjolnir.kernel.variant import TILE_WARPS, Variant, warpgroup_registers
+from mjolnir.kernel.variant import Variant, warpgroup_registers
 
 
 class Decode:
@@ -40,7 +40,7 @@ class Decode:
         self.warps = variant.consumer_warps
         self.registers = warpgroup_registers(variant.ctas_per_sm) if self.engine.name == WGMMA else (0, 0)
         self.merge = Merge(self.geometry, self.engine, self.output, self.warps, warp.BARRIER, reads)
-        made = wgmma.Consumer if self.engine.name == WGMMA else warp.Consumer
+        made = wgmma.WgmmaConsumer if self.engine.name == WGMMA else warp.WarpConsumer
         self.consumer = made(
             self.geometry,
             self.engine,
@@ -91,15 +91,16 @@ class Decode:
         number = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.utils.SmemAllocator()
         cells = smem.allocate_tensor(Float8E4M3FN, ring_layout.outer, byte_alignment=1024, swizzle=ring_layout.inner)
-        barriers = Barriers(smem.allocate_array(Int64, ring.stages), smem.allocate_array(Int64, ring.stages))
+        count = cutlass.const_expr(ring.stages * ring.halves)
+        barriers = Barriers(smem.allocate_array(Int64, count), smem.allocate_array(Int64, count))
         shared = self.consumer.allocate(smem)
         if number == self.warps:
             cpasync.prefetch_descriptor(tma_k)
             cpasync.prefetch_descriptor(tma_v)
             with cute.arch.elect_one():
-                for stage in cutlass.range_constexpr(ring.stages):
-                    cute.arch.mbarrier_init(barriers.full + stage, 1)
-                    cute.arch.mbarrier_init(barriers.empty + stage, TILE_WARPS)
+                for barrier in cutlass.range_constexpr(count):
+                    cute.arch.mbarrier_init(barriers.full + barrier, 1)
+                    cute.arch.mbarrier_init(barriers.empty + barrier, TILE_WARPS)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if cutlass.const_expr(self.pdl):

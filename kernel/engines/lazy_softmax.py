@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
+from mjolnir.kernel.engine import TILE_WARPS
 from mjolnir.kernel.engines import ptx
 from mjolnir.kernel.engines.masking import Masking
 from mjolnir.kernel.engines.operands import Chunk
 from mjolnir.kernel.engines.ring import ROW_BYTES, fence_stores
-from mjolnir.kernel.variant import TILE_WARPS
 
 THREADS = 32 * TILE_WARPS
 
@@ -82,15 +82,24 @@ class LazySoftmax:
                         s[e + 2 * f + 4 * j] = -Float32.inf
 
     @cute.jit
-    def update(self, s: cute.Tensor, board: Board, out: cute.Tensor, total: cute.Tensor, turn: Int32) -> None:
+    def look(self, board: Board, group: cutlass.Constexpr[int]) -> tuple[Float32, Float32, Float32, Float32]:
+        """Factor and maximum of this lane's two rows of a group; read ahead, so that nothing waits for it."""
+        return ptx.load_shared_quad(board.rows + (8 * group + 2 * (cute.arch.lane_idx() % 4)) * 8)
+
+    @cute.jit
+    def update(
+        self, s: cute.Tensor, board: Board, first: tuple[Float32, Float32, Float32, Float32], out: cute.Tensor,
+        total: cute.Tensor, turn: Int32,
+    ) -> None:  # fmt: skip
         """One tile: its weights P into the board, their sums into `total`; `out` and `total` scaled where they must be.
 
-        When a warp writes P, all have finished the tile before the last: they met at the last one's barrier.
+        `first` is what `look` gave for group 0 since the tile before. When a warp writes P, all have finished the tile
+        before the last: they met at the last one's barrier.
         """
         fresh = cute.make_rmem_tensor((2, self.groups), Float32)
-        if self._weigh(s, board, fresh, turn) != 0:
+        if self._weigh(s, board, first, fresh, turn) != 0:
             self._raise_maxima(s, board, out, total)
-            self._weigh(s, board, fresh, turn)
+            self._weigh(s, board, self.look(board, 0), fresh, turn)
         for j in cutlass.range_constexpr(self.groups):
             total[0, j] += fresh[0, j]
             total[1, j] += fresh[1, j]
@@ -125,27 +134,35 @@ class LazySoftmax:
         return log2
 
     @cute.jit
-    def _weigh(self, s: cute.Tensor, board: Board, fresh: cute.Tensor, turn: Int32) -> Int32:
+    def _weigh(
+        self, s: cute.Tensor, board: Board, first: tuple[Float32, Float32, Float32, Float32], fresh: cute.Tensor,
+        turn: Int32,
+    ) -> Int32:  # fmt: skip
         """P of the tile into the board and its sums into `fresh`; whether a score passed its maximum by far."""
         lane = cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         words = cute.make_rmem_tensor((2, 2), Uint32)
-        furthest = -Float32.inf
         # lane l gives the address of row l % 8 of matrix l // 8: token half (l // 8) % 2, group j + l // 16
         row = lane // 16 * 8 + lane % 8
         column = (warp * 2 + lane // 8 % 2) ^ (lane % 8)
         address = board.p + turn * (self.rows * ROW_BYTES) + row * ROW_BYTES + column * 16
+        following = first
         for j in cutlass.range_constexpr(self.groups):
-            c0, top0, c1, top1 = ptx.load_shared_quad(board.rows + (8 * j + 2 * (lane % 4)) * 8)
+            c0, top0, c1, top1 = following
+            if cutlass.const_expr(j + 1 < self.groups):
+                following = self.look(board, j + 1)
             fresh[0, j], fresh[1, j] = Float32(0.0), Float32(0.0)
             for f in cutlass.range_constexpr(2):
                 above0 = s[2 * f + 4 * j] * c0 - top0
                 above1 = s[1 + 2 * f + 4 * j] * c1 - top1
-                furthest = cute.arch.fmax(furthest, cute.arch.fmax(above0, above1))
                 p0, p1 = ptx.exp2(above0), ptx.exp2(above1)
                 fresh[0, j] += p0
                 fresh[1, j] += p1
                 words[f, j % 2] = ptx.pack_f16(p0, p1)
+                if cutlass.const_expr(f + j == 0):
+                    largest = words[0, 0]
+                else:
+                    largest = ptx.larger_f16(largest, words[f, j % 2])
             if cutlass.const_expr(j % 2 == 1):
                 ptx.store_matrices_transposed(
                     address + 8 * (j - 1) * ROW_BYTES, words[0, 0], words[1, 0], words[0, 1], words[1, 1]
@@ -154,17 +171,17 @@ class LazySoftmax:
                 ptx.store_matrix_pair_transposed(address + 8 * j * ROW_BYTES, words[0, 0], words[1, 0])
         fence_stores()
         passed = Int32(0)
-        if furthest > HEADROOM:
+        low, high = ptx.unpack_f16(largest)
+        if cute.arch.fmax(low, high) > 2.0**HEADROOM:
             passed = Int32(1)
         return ptx.any_of_barrier(passed, self.barrier, THREADS)
 
     @cute.jit
     def _raise_maxima(self, s: cute.Tensor, board: Board, out: cute.Tensor, total: cute.Tensor) -> None:
         """Raise the maxima that a score of the tile passes by far, and scale what was summed under the old ones."""
-        t = cute.arch.lane_idx() % 4
         self._exchange_maxima(s, board)
         for j in cutlass.range_constexpr(self.groups):
-            c0, top0, c1, top1 = ptx.load_shared_quad(board.rows + (8 * j + 2 * t) * 8)
+            c0, top0, c1, top1 = self.look(board, j)
             new0, new1 = self._new_maxima(board, j, c0, top0, c1, top1)
             a0, a1 = ptx.exp2(top0 - new0), ptx.exp2(top1 - new1)
             total[0, j] *= a0

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Int32, cute
 
+from mjolnir.kernel.engine import TILE_WARPS
 from mjolnir.kernel.engines import ptx
 from mjolnir.kernel.engines.ring import BLOCK_BYTES, ROW_BYTES
 from mjolnir.kernel.geometry import TILE, Geometry
-from mjolnir.kernel.variant import TILE_WARPS
 
 WARP_TOKENS = TILE // TILE_WARPS
 """Tokens of a tile whose V rows one warp clears."""

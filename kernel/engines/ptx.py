@@ -92,6 +92,12 @@ def unpack_f16(pair: Uint32) -> tuple[Float32, Float32]:
 
 
 @cute.jit
+def larger_f16(a: Uint32, b: Uint32) -> Uint32:
+    """The larger of each of two f16."""
+    return cute.arch.inline_ptx("max.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
+
+
+@cute.jit
 def unpack_bf16(pair: Uint32) -> tuple[Float32, Float32]:
     """Two bf16 to two f32."""
     return from_bits(pair << 16), from_bits(pair & Uint32(0xFFFF0000))
@@ -167,6 +173,18 @@ def load_shared_words(address: Int32) -> tuple[Uint32, Uint32]:
     return cute.arch.inline_ptx(
         "ld.shared.v2.b32 {{$w0}, {$w1}}, [{$r0}];", write_only_types=[Uint32, Uint32], read_only_args=[address]
     )
+
+
+@cute.jit
+def here(value: Int32) -> Int32:
+    """The same value, as if it were made here: what follows from it is not kept in registers through a loop before."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
+
+
+@cute.jit
+def store_shared(address: Int32, value: Float32) -> None:
+    """Write an f32 to shared memory."""
+    cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[address, value])
 
 
 @cute.jit

@@ -1,9 +1,11 @@
 """The shared-memory ring of KV tiles and the warp that fills it with TMA.
 
 A stage holds K and V of one tile of 64 tokens, each as blocks of 128 bytes of a row (one for a head of 128, two for
-256): block after block, 64 rows each, with TMA's 128-byte swizzle. A block of a tile is filled by one TMA box where a
-page has 64 tokens or more (a page of 128 holds two tiles), else by one box per page, so that its rows are contiguous
-whatever the page size.
+256): block after block, 64 rows each, with TMA's 128-byte swizzle. Long heads have K and V come and go by themselves
+(`halves`): K's half of a stage is loaded anew while V is still read, which makes up for their having few stages.
+
+A block of a tile is filled by one TMA box where a page has 64 tokens or more (a page of 128 holds two tiles), else by
+one box per page, so that its rows are contiguous whatever the page size.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Barriers:
-    """An mbarrier a stage that says it is full, and one that says it is empty."""
+    """Mbarriers that say what is full, and what is empty: one a stage, or one for its K and one for its V."""
 
     full: cute.Pointer
     empty: cute.Pointer
@@ -85,6 +87,11 @@ class Ring:
         return max(1, self.page_size // TILE)
 
     @property
+    def halves(self) -> int:
+        """2 where K and V of a stage are loaded and released by themselves, as for long heads; else 1."""
+        return 2 if self.head_dim > ROW_BYTES else 1
+
+    @property
     def stage_bytes(self) -> int:
         """Bytes of one stage."""
         return 2 * TILE * self.head_dim
@@ -118,6 +125,28 @@ class Ring:
     def place(self, position: Int32) -> tuple[Int32, Int32]:
         """Stage of the CTA's `position`-th tile, and the parity of its round through the ring."""
         return position % self.stages, position // self.stages % 2
+
+    @cute.jit
+    def wait_keys(self, barriers: Barriers, stage: Int32, parity: Int32) -> None:
+        """Wait until K of a stage is there, and V too where they come together."""
+        cute.arch.mbarrier_wait(barriers.full + stage * self.halves, parity)
+
+    @cute.jit
+    def wait_values(self, barriers: Barriers, stage: Int32, parity: Int32) -> None:
+        """Wait until V of a stage is there; behind `wait_keys`."""
+        if cutlass.const_expr(self.halves == 2):
+            cute.arch.mbarrier_wait(barriers.full + (stage * 2 + 1), parity)
+
+    @cute.jit
+    def release_keys(self, barriers: Barriers, stage: Int32) -> None:
+        """This warp has read what it needs of a stage's K."""
+        if cutlass.const_expr(self.halves == 2):
+            release(barriers.empty + stage * 2)
+
+    @cute.jit
+    def release_values(self, barriers: Barriers, stage: Int32) -> None:
+        """This warp has read what it needs of a stage's V, and of its K before."""
+        release(barriers.empty + (stage * self.halves + self.halves - 1))
 
     @cute.jit
     def window_of(self, tile: Int32) -> Int32:
@@ -165,20 +194,24 @@ class Ring:
                     self._prefetch_tile(pool, here, ahead, window, tile + self.prefetch, item.head, pages)
             live = cutlass.min(Int32(self.boxes), pages - page)
             stage, parity = self.place(position + (tile - first))
-            cute.arch.mbarrier_wait(barriers.empty + stage, parity ^ 1)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(
-                    barriers.full + stage, live * (2 * self.box_rows * self.head_dim)
-                )
-            self._load_tile(
-                pool, barriers.full + stage, here, page - window, live, tile % self.tiles_per_page, item.head, stage
-            )
+            for half in cutlass.range_constexpr(self.halves):
+                number = stage * self.halves + half
+                cute.arch.mbarrier_wait(barriers.empty + number, parity ^ 1)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(
+                        barriers.full + number, live * (2 // self.halves * self.box_rows * self.head_dim)
+                    )
+                self._load_tile(
+                    pool, barriers.full + number, here, page - window, live, tile % self.tiles_per_page, item.head,
+                    stage, half,
+                )  # fmt: skip
 
     @cute.jit
     def _load_tile(
         self, pool: Pool, full: cute.Pointer, entries: Int32, offset: Int32, live: Int32, row: Int32, head: Int32,
-        stage: Int32,
+        stage: Int32, half: cutlass.Constexpr[int],
     ) -> None:  # fmt: skip
+        """Load what `half` is of a tile: K if it is the first, V if it is the last."""
         policy = Int64(EVICT_FIRST if cutlass.const_expr(self.evict_first) else EVICT_NORMAL)
         for box in cutlass.range_constexpr(self.boxes):
             if box < live:
@@ -186,14 +219,16 @@ class Ring:
                 for block in cutlass.range_constexpr(self.blocks):
                     k = (stage * 2 * self.blocks + block) * self.boxes + box
                     v = k + self.blocks * self.boxes
-                    cute.copy(
-                        pool.tma_k, pool.boxes_k[1][None, row, block, head, page], pool.boxes_k[0][None, k],
-                        tma_bar_ptr=full, cache_policy=policy,
-                    )  # fmt: skip
-                    cute.copy(
-                        pool.tma_v, pool.boxes_v[1][None, row, block, head, page], pool.boxes_v[0][None, v],
-                        tma_bar_ptr=full, cache_policy=policy,
-                    )  # fmt: skip
+                    if cutlass.const_expr(half == 0):
+                        cute.copy(
+                            pool.tma_k, pool.boxes_k[1][None, row, block, head, page], pool.boxes_k[0][None, k],
+                            tma_bar_ptr=full, cache_policy=policy,
+                        )  # fmt: skip
+                    if cutlass.const_expr(half == self.halves - 1):
+                        cute.copy(
+                            pool.tma_v, pool.boxes_v[1][None, row, block, head, page], pool.boxes_v[0][None, v],
+                            tma_bar_ptr=full, cache_policy=policy,
+                        )  # fmt: skip
 
     @cute.jit
     def _prefetch_tile(
@@ -227,7 +262,7 @@ def pool_view(cache: cute.Tensor) -> cute.Tensor:
 
 @cute.jit
 def release(barrier: cute.Pointer) -> None:
-    """This warp has read what it needs of a stage: its `empty` barrier counts one of the computing warps."""
+    """Count this warp at an `empty` barrier, which waits for the computing warps of a tile."""
     cute.arch.sync_warp()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(barrier)

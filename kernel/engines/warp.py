@@ -19,16 +19,15 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
-from mjolnir.kernel.engine import Engine
+from mjolnir.kernel.engine import TILE_WARPS
 from mjolnir.kernel.engines import ptx
-from mjolnir.kernel.engines.masking import WARP_TOKENS, Masking
+from mjolnir.kernel.engines.consumer import Consumer
+from mjolnir.kernel.engines.masking import WARP_TOKENS
 from mjolnir.kernel.engines.meeting import Meeting, State, Table
 from mjolnir.kernel.engines.operands import Chunk, Operands
-from mjolnir.kernel.engines.output import Output
-from mjolnir.kernel.engines.query import Query
-from mjolnir.kernel.engines.ring import BLOCK_BYTES, ROW_BYTES, Barriers, Ring, fence_stores, release
-from mjolnir.kernel.geometry import TILE, Geometry
-from mjolnir.kernel.variant import TILE_WARPS, output_span, query_in_shared
+from mjolnir.kernel.engines.ring import BLOCK_BYTES, ROW_BYTES, Barriers, fence_stores
+from mjolnir.kernel.geometry import TILE
+from mjolnir.kernel.variant import output_span, query_in_shared
 
 BARRIER = 1
 TOKEN_GROUPS = WARP_TOKENS // 8
@@ -49,27 +48,8 @@ class Shared:
     flag: cute.Tensor
 
 
-@dataclass(frozen=True)
-class Consumer:
-    """The computing warps of one variant.
-
-    Attributes:
-        geometry: the problem.
-        engine: rows of an item.
-        ring: where tiles come from.
-        query, masking, output: how rows begin, what they see, how they end.
-        warps: how many compute, 4 or 8.
-        ctas_per_sm: resident CTAs, on which it depends how many registers there are.
-    """
-
-    geometry: Geometry
-    engine: Engine
-    ring: Ring
-    query: Query
-    masking: Masking
-    output: Output
-    warps: int
-    ctas_per_sm: int
+class WarpConsumer(Consumer):
+    """Four or eight warps, each with a softmax state of its own."""
 
     @property
     def chains(self) -> int:
@@ -116,11 +96,13 @@ class Consumer:
         state, fragment, more = self._begin(operands, chunk, shared)
         for tile in cutlass.range(chunk.low + warp // TILE_WARPS, chunk.live, self.warps // TILE_WARPS, unroll=1):
             stage, parity = self.ring.place(position + (tile - chunk.low))
-            cute.arch.mbarrier_wait(barriers.full + stage, parity)
+            self.ring.wait_keys(barriers, stage, parity)
             k_address = cells + stage * self.ring.stage_bytes
             v_address = k_address + self.ring.stage_bytes // 2
             seen = self.masking.seen_by_first(chunk.length, tile)
             s = self._scores(fragment, shared, k_address + rows)
+            self.ring.release_keys(barriers, stage)
+            self.ring.wait_values(barriers, stage, parity)
             if seen < TILE:
                 self._mask(s, more, seen)
                 if seen + self.masking.hidden < TILE:
@@ -128,7 +110,7 @@ class Consumer:
                     fence_stores()
             p = self._softmax(s, state)
             self._accumulate(state.out, p, v_address + rows)
-            release(barriers.empty + stage)
+            self.ring.release_values(barriers, stage)
         self.meeting.finish(operands, chunk, shared.table, state)
 
     @cute.jit

@@ -18,17 +18,15 @@ import cutlass
 from cutlass import Float16, Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from mjolnir.kernel.engine import Engine
+from mjolnir.kernel.engine import TILE_WARPS
 from mjolnir.kernel.engines import ptx
+from mjolnir.kernel.engines.consumer import Consumer
 from mjolnir.kernel.engines.lazy_softmax import THREADS, Board, LazySoftmax
-from mjolnir.kernel.engines.masking import Masking
 from mjolnir.kernel.engines.operands import Chunk, Operands
-from mjolnir.kernel.engines.output import Output
-from mjolnir.kernel.engines.query import Query
-from mjolnir.kernel.engines.ring import ROW_BYTES, Barriers, Ring, fence_stores, release
+from mjolnir.kernel.engines.ring import ROW_BYTES, Barriers, fence_stores
 from mjolnir.kernel.engines.widening import K_STEP, Widening
-from mjolnir.kernel.geometry import TILE, Geometry
-from mjolnir.kernel.variant import TILE_WARPS, padded_rows
+from mjolnir.kernel.geometry import TILE
+from mjolnir.kernel.variant import padded_rows
 
 BARRIER = 1
 
@@ -50,27 +48,8 @@ class Shared:
     flag: cute.Tensor
 
 
-@dataclass(frozen=True)
-class Consumer:
-    """The warpgroup of one variant.
-
-    Attributes:
-        geometry: the problem.
-        engine: rows of an item.
-        ring: where tiles come from.
-        query, masking, output: how rows begin, what they see, how they end.
-        warps: how many compute: the four of a warpgroup.
-        ctas_per_sm: resident CTAs, on which it depends how many registers there are.
-    """
-
-    geometry: Geometry
-    engine: Engine
-    ring: Ring
-    query: Query
-    masking: Masking
-    output: Output
-    warps: int
-    ctas_per_sm: int
+class WgmmaConsumer(Consumer):
+    """One warpgroup of four warps."""
 
     @property
     def rows(self) -> int:
@@ -89,7 +68,9 @@ class Consumer:
 
     @property
     def slabs_at_once(self) -> int:
-        """Slabs whose V is in registers at a time."""
+        """Slabs whose V is widened, and whose products are begun, at a time: as many as there are registers for."""
+        if self.rows > 48:
+            return 1
         return 2 if self.rows > 16 or self.ctas_per_sm > 2 else self.slabs
 
     @property
@@ -101,10 +82,13 @@ class Consumer:
 
     @property
     def early(self) -> bool:
-        """Whether V is widened while S^T is made, as far as there are registers; else after it."""
-        if self.ctas_per_sm > 2:
-            return self.geometry.head_dim == 128 and self.rows <= 16
-        return self.rows <= 48
+        """Whether the first slabs' V is widened while S^T is made, as far as there are registers; else after it."""
+        return self.ctas_per_sm <= 2 or (self.geometry.head_dim == 128 and self.rows <= 16)
+
+    @property
+    def slabs_wait(self) -> bool:
+        """Whether slabs wait for the products of those before them: long heads have no registers for V of both."""
+        return self.geometry.head_dim > 128
 
     @property
     def softmax(self) -> LazySoftmax:
@@ -159,28 +143,31 @@ class Consumer:
             self._take_keys(keys, barriers, cells, position)
         for tile in cutlass.range(chunk.low, chunk.live, unroll=1):
             here = position + (tile - chunk.low)
-            stage, _ = self.ring.place(here)
+            stage, parity = self.ring.place(here)
             v_address = cells + stage * self.ring.stage_bytes + self.ring.stage_bytes // 2
             turn = (tile - chunk.low) % 2
             if cutlass.const_expr(not self.ahead):
                 self._take_keys(keys, barriers, cells, here)
             self._begin_scores(product, s, keys, query)
             seen = self.masking.seen_by_first(chunk.length, tile)
+            self.ring.wait_values(barriers, stage, parity)
             self._clear_tail(v_address, seen + self.masking.hidden)
             if cutlass.const_expr(self.early):
                 values = self.widening.values(v_address, 0, self.slabs_at_once)
+            first = self.softmax.look(shared.board, 0)
             warpgroup.wait_group(0)
             if seen < TILE:
                 self.softmax.mask(s, chunk, seen)
-            self.softmax.update(s, shared.board, out, total, turn)
+            self.softmax.update(s, shared.board, first, out, total, turn)
             if cutlass.const_expr(not self.early):
                 values = self.widening.values(v_address, 0, self.slabs_at_once)
             self._begin_output(product, out, values, weights, 0, turn)
             for slab in cutlass.range_constexpr(self.slabs_at_once, self.slabs, self.slabs_at_once):
-                warpgroup.wait_group(0)
+                if cutlass.const_expr(self.slabs_wait):
+                    warpgroup.wait_group(0)
                 values = self.widening.values(v_address, slab, self.slabs_at_once)
                 self._begin_output(product, out, values, weights, slab, turn)
-            release(barriers.empty + stage)
+            self.ring.release_values(barriers, stage)
             if cutlass.const_expr(self.ahead):
                 if tile + 1 < chunk.live:
                     self._take_keys(keys, barriers, cells, here + 1)
@@ -191,8 +178,8 @@ class Consumer:
     @cute.jit
     def _begin(self, operands: Operands, chunk: Chunk, shared: Shared) -> None:
         """Put Q and each row's factor into shared memory; warp w takes the groups w, w + 4, ... of eight rows."""
-        lane = cute.arch.lane_idx()
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread = ptx.here(cute.arch.thread_idx()[0])
+        lane, warp = thread % 32, thread // 32
         g, t = lane // 4, lane % 4
         item = chunk.item
         factor = operands.scale * operands.k_scale[item.sequence, item.head]
@@ -216,8 +203,9 @@ class Consumer:
     def _take_keys(self, keys: cute.Tensor, barriers: Barriers, cells: Int32, position: Int32) -> None:
         """Wait for a tile and widen its K."""
         stage, parity = self.ring.place(position)
-        cute.arch.mbarrier_wait(barriers.full + stage, parity)
+        self.ring.wait_keys(barriers, stage, parity)
         self.widening.keys(keys, cells + stage * self.ring.stage_bytes)
+        self.ring.release_keys(barriers, stage)
 
     @cute.jit
     def _clear_tail(self, v_address: Int32, present: Int32) -> None:
@@ -255,8 +243,8 @@ class Consumer:
     @cute.jit
     def _finish(self, operands: Operands, chunk: Chunk, shared: Shared, out: cute.Tensor, total: cute.Tensor) -> None:
         """Write the item's output or its chunk's partial."""
-        lane = cute.arch.lane_idx()
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread = ptx.here(cute.arch.thread_idx()[0])
+        lane, warp = thread % 32, thread // 32
         self.softmax.share(total, shared.board)
         value_scale = Float32(1.0)
         if chunk.whole:

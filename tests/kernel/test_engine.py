@@ -39,11 +39,24 @@ def test_kv_is_read_as_seldom_as_registers_allow(geometry: Geometry, arch: str) 
     assert engine.blocks == -(-geometry.rows // MOST_ROWS[engine.name, geometry.head_dim])
 
 
-@given(geometries)
-def test_only_hopper_leaves_many_rows_to_wgmma(geometry: Geometry) -> None:
-    assert engine_for(geometry, "sm_100a").name == engine_for(geometry, "sm_110a").name == "warp"
-    many = geometry.rows > MOST_ROWS["warp", geometry.head_dim]
-    assert engine_for(geometry, "sm_90a").name == ("wgmma" if many else "warp")
+@given(geometries, st.sampled_from([4, 8]))
+def test_only_hopper_leaves_rows_to_wgmma(geometry: Geometry, warps: int) -> None:
+    for arch in ("sm_100a", "sm_110a"):
+        assert engine_for(geometry, arch, warps=warps).name == "warp"
+    name = engine_for(geometry, "sm_90a", warps=warps).name
+    if geometry.head_dim == 128 and geometry.rows <= 8:
+        assert name == "warp"
+    elif geometry.rows > MOST_ROWS["warp", geometry.head_dim]:
+        assert name == "wgmma"
+    else:
+        assert name == {4: "wgmma", 8: "warp"}[warps]
+
+
+@given(geometries, st.sampled_from(ARCHITECTURES))
+def test_the_number_of_warps_changes_no_items(geometry: Geometry, arch: str) -> None:
+    """Plans may be made without knowing it."""
+    four, eight = (engine_for(geometry, arch, warps=warps) for warps in (4, 8))
+    assert (four.rows, four.blocks) == (eight.rows, eight.blocks)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +64,10 @@ def test_only_hopper_leaves_many_rows_to_wgmma(geometry: Geometry) -> None:
     [
         ("32/8xd128", "sm_90a", Engine("warp", 4, 1)),
         ("8/8xd128", "sm_90a", Engine("warp", 1, 1)),
-        ("128/8xd128", "sm_90a", Engine("warp", 16, 1)),
-        ("16/2xd256", "sm_90a", Engine("warp", 8, 1)),
+        ("64/8xd128", "sm_90a", Engine("warp", 8, 1)),
+        ("128/8xd128", "sm_90a", Engine("wgmma", 16, 1)),
+        ("128/8xd128", "sm_110a", Engine("warp", 16, 1)),
+        ("16/2xd256", "sm_90a", Engine("wgmma", 8, 1)),
         ("18/2xd256", "sm_90a", Engine("wgmma", 9, 1)),
         ("32/8xd128,q=8", "sm_90a", Engine("wgmma", 32, 1)),
         ("64/8xd128,q=8", "sm_90a", Engine("wgmma", 64, 1)),

@@ -39,13 +39,14 @@ def test_a_stage_is_k_and_v_of_one_tile() -> None:
 
 @given(settings, st.sampled_from(GEOMETRIES))
 def test_no_deeper_ring_would_fit(setting: Setting, geometry: Geometry) -> None:
-    engine = engine_for(geometry, H200.arch)
+    engine = engine_for(geometry, H200.arch, warps=setting.consumer_warps)
     fixed = fixed_smem_bytes(geometry, engine, setting.consumer_warps) + 1024
-    stages = stages_that_fit(setting, geometry, H200)
+    stages, step = stages_that_fit(setting, geometry, H200), setting.consumer_warps // 4
     taken = setting.ctas_per_sm * (stages * stage_bytes(geometry) + fixed)
     assert stages <= 12
+    assert stages % step == 0
     assert taken <= SMEM_PER_SM
-    assert stages == 12 or taken + setting.ctas_per_sm * stage_bytes(geometry) > SMEM_PER_SM
+    assert stages == 12 or taken + setting.ctas_per_sm * step * stage_bytes(geometry) > SMEM_PER_SM
 
 
 @given(settings)
@@ -193,3 +194,13 @@ def test_devices() -> None:
         Device("sm_80", "NVIDIA A100", 108)
     with pytest.raises(ValueError, match="sm_count = 0"):
         Device("sm_90a", "NVIDIA H200", 0)
+
+
+def test_a_stage_always_belongs_to_the_same_warps() -> None:
+    """Eight warps work on two tiles at once: with three stages, stage 0 would hold a tile of the one four, then of the
+    others."""
+    eight = Setting(ctas_per_sm=1, consumer_warps=8, kv_stages=3)
+    assert infeasible(eight, GEOMETRY, H200) == "kv_stages = 3: 8 computing warps need an even number"
+    assert infeasible(replace(eight, kv_stages=4), GEOMETRY, H200) is None
+    assert infeasible(replace(eight, consumer_warps=4), GEOMETRY, H200) is None
+    assert resolve(replace(eight, kv_stages=0), LONG, H200).kv_stages == 6

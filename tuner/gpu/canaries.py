@@ -37,7 +37,7 @@ def stand_in(setting: Setting, geometry: Geometry, device: Device) -> Setting:
         ValueError: no other depth fits.
     """
     depth = resolve(setting, geometry, device).kv_stages
-    for other in (depth - 1, depth + 1):
+    for other in (depth - 1, depth + 1, depth - 2, depth + 2):
         if other >= 2 and infeasible(candidate := replace(setting, kv_stages=other), geometry, device) is None:
             return candidate
     raise ValueError(f"{setting}: no ring of another depth fits, so there is no other binary to serve")

@@ -38,4 +38,4 @@ class Expectation:
 
     def engine(self, geometry: Geometry) -> Engine:
         """The engine that the emulator stands for."""
-        return engine_for(geometry, self.arch)
+        return engine_for(geometry, self.arch, warps=self.warps)

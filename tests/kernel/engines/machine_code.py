@@ -65,6 +65,7 @@ class Compiler:
         arch: str = "sm_90a",
         geometry: Geometry = SMALL,
         *,
+        engine: str | None = None,
         fault: str = "none",
         lse: bool = False,
         q_mul: bool = False,
@@ -72,7 +73,9 @@ class Compiler:
     ) -> Code:
         """The code of a setting."""
         device = Device(arch, "any", 132)
-        return self.of(Variant.of(setting, geometry, device, fault=fault, lse=lse, q_mul=q_mul, o_mul=o_mul))
+        return self.of(
+            Variant.of(setting, geometry, device, engine=engine, fault=fault, lse=lse, q_mul=q_mul, o_mul=o_mul)
+        )
 
     def of(self, variant: Variant) -> Code:
         """The code of a variant."""

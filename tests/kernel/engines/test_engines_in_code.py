@@ -61,17 +61,18 @@ def test_no_row_of_the_packaged_table_spills(code: Compiler, values: object) -> 
 def test_engine_warp_multiplies_with_mma(code: Compiler, arch: str, text: str, halves: int) -> None:
     """A warp's 16 tokens of a tile: S takes two products of 16 x 8 for 16 elements of a head, O one for each half."""
     geometry = Geometry.parse(text)
-    made = code(DEFAULT, arch, geometry)
-    assert made.variant.engine == "warp"
+    made = code(DEFAULT, arch, geometry, engine="warp")
     slices = geometry.head_dim // 16
     scores = 2 * slices  # tokens are columns, and a half or both are the 16 rows
     assert products(made, "HMMA") == scores + halves * slices
     assert products(made, "HGMMA") == 0
 
 
-@pytest.mark.parametrize(("text", "groups"), [("64/8xd128,q=4", 2), ("64/8xd128,q=8", 2), ("16/2xd256,q=4", 3)])
+@pytest.mark.parametrize(
+    ("text", "groups"), [("64/8xd128,q=4", 2), ("64/8xd128,q=8", 3), ("16/2xd256", 2), ("16/2xd256,q=4", 3)]
+)
 def test_engine_wgmma_multiplies_with_warpgroups_in_few_groups(code: Compiler, text: str, groups: int) -> None:
-    """S takes a product for 16 elements of a head; O takes 4 of 16 tokens for 64 elements, two times 64 in a group.
+    """S takes a product for 16 elements of a head; O takes 4 of 16 tokens for 64 elements, 64 to 256 in a group.
 
     Code that the compiler had to put in order has one group for every product.
     """

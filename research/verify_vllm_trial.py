@@ -129,7 +129,7 @@ def _told(found: Run, agreed: Mapping[str, Any]) -> Row:
     share = found.step_share
     return {
         **{name: round(value, 4) if isinstance(value, float) else value for name, value in numbers.items()},
-        "mjolnir_steps": found.counted.get("mjolnir", 0),
+        "mjolnir_steps": found.mjolnir_steps,
         "mjolnir_step_share": None if share is None else round(share, 4),
         "scheduled": dict(found.scheduled),
         "counted": dict(found.counted),

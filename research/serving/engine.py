@@ -67,6 +67,29 @@ def start(job: Job) -> tuple[Any, Steps]:
     return llm, steps
 
 
+def watched_builds(backend: str) -> list[int]:
+    """Nanoseconds that the metadata builder of `backend` takes from now on, summed up in the list's one number.
+
+    Called before the engine starts, so that what the engine keeps of the class is what is watched.
+    """
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    load_general_plugins()
+    builder = AttentionBackendEnum[backend].get_class().get_builder_cls()
+    total, original = [0], builder.build
+
+    def build(self: Any, *given: Any, **named: Any) -> Any:
+        begin = time.perf_counter_ns()
+        try:
+            return original(self, *given, **named)
+        finally:
+            total[0] += time.perf_counter_ns() - begin
+
+    builder.build = build
+    return total
+
+
 def attention_layers(llm: Any) -> Iterator[Any]:
     """The layers that hold an attention implementation."""
     context = llm.llm_engine.vllm_config.compilation_config.static_forward_context
@@ -101,11 +124,11 @@ def reset_counters() -> None:
 
 
 def counters() -> Mapping[str, Any]:
-    """The backend's own counts."""
+    """The backend's own counts, and why steps went to the fallback."""
     from mjolnir.backend.counters import STEPS
 
-    counted: Mapping[str, Any] = STEPS.as_dict()
-    return counted
+    counts = {name: getattr(STEPS, name) for name in ("mjolnir", "non_causal", "fallback", "missed")}
+    return {**counts, "reasons": dict(STEPS.reasons)}
 
 
 def facts(llm: Any) -> dict[str, Any]:

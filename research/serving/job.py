@@ -101,7 +101,12 @@ class Run:
     def step_share(self) -> float | None:
         """Share of the scheduled decode-only steps that ran on Mjolnir; None where there was none, or no count."""
         decode = self.scheduled["decode"]
-        return self.counted["mjolnir"] / decode if decode and self.counted else None
+        return self.mjolnir_steps / decode if decode and self.counted else None
+
+    @property
+    def mjolnir_steps(self) -> int:
+        """Steps that ran on Mjolnir, causal or not."""
+        return mjolnir_steps(self.counted)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -112,3 +117,8 @@ class Run:
         """The inverse of `as_dict`."""
         completions: Sequence[Mapping[str, Any]] = values["completions"]
         return cls(**{**values, "completions": tuple(map(Completion.from_dict, completions))})
+
+
+def mjolnir_steps(counted: Mapping[str, Any]) -> int:
+    """Steps that ran on Mjolnir, causal or not, of the backend's counts."""
+    return int(counted.get("mjolnir", 0)) + int(counted.get("non_causal", 0))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ATTENTION_GAIN = 2.0
 """How much larger than usual the weights of the attention are."""
 
-HEAD_GAIN = 3.0
+HEAD_GAIN = 2.0
 """The same of the head: log-probabilities are spread as those of a trained model, so that a nat is little."""
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

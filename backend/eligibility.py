@@ -7,7 +7,7 @@ rule refuses runs on the fallback, and the first reason is logged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mjolnir.kernel.geometry import PAGE_SIZES, Geometry
 
@@ -201,3 +201,8 @@ def geometry_of(group: Group, q_format: str = "native") -> Geometry:
     first = group.layers[0]
     page = PAGE_SIZES[0] if group.block_size is None else group.block_size
     return Geometry(first.heads_q, first.heads_kv, first.head_dim, page, q_format=q_format, dtype=group.dtype)
+
+
+def step_of(geometry: Geometry, q_len: int, causal: bool) -> Geometry:
+    """The problem with a step's query tokens; with one of them causality says nothing."""
+    return replace(geometry, q_len=q_len, causal=causal or q_len == 1)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from mjolnir.backend.eligibility import step_of
 from mjolnir.backend.key import bucket_of
 from mjolnir.backend.lookup import Defaults, Resolution
 from mjolnir.backend.query import UnfusedQuery, native
@@ -46,7 +47,7 @@ class Problem:
 
     def at(self, q_len: int, causal: bool) -> Geometry:
         """The geometry of a step."""
-        return replace(self.geometry, q_len=q_len, causal=causal or q_len == 1)
+        return step_of(self.geometry, q_len, causal)
 
     def kernel(self, geometry: Geometry) -> Geometry:
         """What the kernel is compiled for."""
@@ -96,10 +97,9 @@ class Launchers:
         lengths, kinds = tuple(q_lens), tuple(causal)
         settings = set()
         for bucket in self.problem.buckets:
-            for q_len in lengths:
-                for kind in kinds:
-                    works = self._working(bucket, q_len, kind)
-                    settings.add((self.problem.at(q_len, kind), works.engine, works.setting))
+            for geometry in {self.problem.at(q_len, kind): None for q_len in lengths for kind in kinds}:
+                works = self._working(bucket, geometry.q_len, geometry.causal)
+                settings.add((geometry, works.engine, works.setting))
         return len(settings)
 
     def ready(self, q_lens: Iterable[int], causal: Iterable[bool]) -> None:
@@ -118,7 +118,7 @@ class Launchers:
         """
         launcher = self._by_step.get((batch, q_len, causal))
         if launcher is None:
-            launcher = self._by_step[batch, q_len, causal] = self._find(batch, q_len, causal)
+            launcher = self._by_step[batch, q_len, causal] = self._find(batch, q_len, causal or q_len == 1)
         return launcher
 
     @property

@@ -64,5 +64,6 @@ def _over(choice: Choice, settings: Settings) -> type:
 
 
 def _quieten(settings: Settings) -> None:
-    """Notes of the kernel's are for those who ask."""
+    """Notes on every kernel and every row are for those who ask; the start-up line has what they come to."""
     logging.getLogger("mjolnir.kernel").setLevel(logging.DEBUG if settings.verbose else logging.WARNING)
+    logging.getLogger("mjolnir.backend.lookup").setLevel(logging.DEBUG if settings.verbose else logging.ERROR)

@@ -99,8 +99,13 @@ def open_service(
     facts, maker = _maker(device, settings, environ)
     problem = Problem(facts, geometry, placement, limits.requests, settings.fused_qpack)
     launchers = Launchers(problem, defaults, maker, device)
-    for bucket in problem.buckets:  # what does not fit is an error at the start, not at the first step of that size
-        launchers.resolve(bucket, 1)
+    # What does not fit is an error at the start, not at the first step of that size.
+    found = [launchers.resolve(bucket, q_len) for q_len in range(1, limits.q_len + 1) for bucket in problem.buckets]
+    if stale := {item.row.key for item in found if item.row and item.stale}:
+        log.info(
+            "%d rows of the defaults tables were measured with other kernel sources; they fit and still serve "
+            "(`mjolnir defaults check` lists them)", len(stale),
+        )  # fmt: skip
     if settings.precompile == "all":
         kinds = (True, False) if non_causal and limits.non_causal else (True,)
         launchers.precompile(range(1, limits.q_len + 1), kinds)

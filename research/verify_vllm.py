@@ -176,6 +176,8 @@ def jobs_of(options: Options, folder: Path, modes: Sequence[Mode]) -> Jobs:
     }
     ours = []
     for mode, runner, layout, block in product(modes, options.runners, options.layouts, options.block_sizes):
+        if runner == "v2" and "ngram" in mode.parts:
+            continue  # vLLM's newer runner has no n-gram speculation
         facts = {"mode": mode.name, "runner": runner, "layout": layout, "block_size": block}
         name = " ".join(str(value) for value in facts.values() if value)
         ours.append((job(name, OURS, mode, block, environment(runner, layout)), mode, {**facts, **about}))

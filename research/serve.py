@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ from mjolnir.research.answer import Answer, MissingFailure, UsageFailure, asked
 from mjolnir.research.serving.config import Serving, kinds
 from mjolnir.research.tell import tell
 
-ENTRY = "vllm.entrypoints.cli.main"
+COMMAND = ("-m", "vllm.entrypoints.cli.main", "serve")
+SERVER = ("-m", "vllm.entrypoints.openai.api_server", "--model")
+"""What runs in the command's place where vLLM was distributed under another name, as its CPU build is: the command asks
+for the version of a distribution `vllm`, and ends where there is none."""
+
 LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 OURS = ("CUSTOM", "MJOLNIR")
 
@@ -98,7 +103,7 @@ def plan_of(model: str, arguments: Sequence[str], environ: Mapping[str, str]) ->
     if "--kv-cache-dtype" not in given:
         more += ["--kv-cache-dtype", "fp8"]
     variables = {} if environ.get(LAYOUT) else {LAYOUT: "HND"}
-    command = (sys.executable, "-m", ENTRY, "serve", model, *arguments, *more)
+    command = (sys.executable, *entry(), model, *arguments, *more)
     warnings, notes = list(_not_chosen(given, settings)), []
     config = find_config(model)
     if config is None:
@@ -106,6 +111,15 @@ def plan_of(model: str, arguments: Sequence[str], environ: Mapping[str, str]) ->
     else:
         warnings += refusals(config, serving_of(given))
     return Plan(command, variables, tuple(warnings), tuple(notes))
+
+
+def entry() -> tuple[str, ...]:
+    """The module of vLLM that serves here, with what comes before the model."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return SERVER if find_spec("vllm") else COMMAND
+    return COMMAND
 
 
 def _not_chosen(given: Mapping[str, str], settings: Settings) -> Iterator[str]:

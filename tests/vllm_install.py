@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,13 @@ class Environment:
 
 
 def serve(environment: Environment, model: Path, *arguments: str, **variables: str) -> Served:
-    """Start `vllm serve`, ask it once, and end it.
+    """Start vLLM's server, ask it once, and end it. The CPU build has no `vllm serve`, since its name is another."""
+    server = (str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--kv-cache-dtype", "fp8", "--model")
+    return ask_server((*server, str(model)), model, *arguments, **variables)
+
+
+def ask_server(command: Sequence[str], model: Path, *arguments: str, **variables: str) -> Served:
+    """Start a server, ask it once, and end it.
 
     Raises:
         RuntimeError: it does not start, or does not answer; the message has the end of its log.
@@ -96,8 +102,8 @@ def serve(environment: Environment, model: Path, *arguments: str, **variables: s
     log = model / "server.log"
     port = _free_port()
     command = [
-        str(environment.folder / "bin" / "vllm"), "serve", str(model), "--port", str(port), "--kv-cache-dtype", "fp8",
-        "--max-model-len", "512", "--max-num-seqs", "4", "--enforce-eager", "--block-size", "64", *arguments,
+        *command, "--port", str(port), "--max-model-len", "512", "--max-num-seqs", "4", "--enforce-eager",
+        "--block-size", "64", *arguments,
     ]  # fmt: skip
     ours = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **variables}
     with log.open("wb") as printed, _process(command, {**os.environ, **ours}, printed) as process:
@@ -182,6 +188,8 @@ def judge(environment: Environment, wheel: Path, model: Path) -> int:
     report.check(bool(re.search("mjolnir", ours.log, re.IGNORECASE)), "and its log names Mjolnir")
     gap = abs(ours.logprobs[0] - stock.logprobs[0])
     report.check(gap < 0.5, f"and its first log-probability is vLLM's within half a nat ({gap:.3f})")
+    short = ask_server((str(environment.folder / "bin" / "mjolnir"), "serve", str(model)), model)
+    report.check((short.tokens, short.logprobs) == (ours.tokens, ours.logprobs), "and `mjolnir serve` is the same")
     off = serve(environment, model, *CUSTOM, MJOLNIR_ATTN_DISABLE="1")
     report.check((off.tokens, off.logprobs) == (stock.tokens, stock.logprobs), "switched off, CUSTOM is the fallback")
 

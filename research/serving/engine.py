@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def start(job: Job) -> tuple[Any, Steps]:
     from vllm import LLM
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    if job.backend in OURS:
+        register()
     speculated = (job.engine.get("speculative_config") or {}).get("num_speculative_tokens", 0)
     steps = Steps(most=1 + speculated)
     watch(Scheduler, steps)
@@ -65,6 +68,14 @@ def start(job: Job) -> tuple[Any, Steps]:
     llm = LLM(model=job.model, skip_tokenizer_init=True, seed=0, **chosen, **job.engine)
     steps.reset()
     return llm, steps
+
+
+def register() -> None:
+    """Register the backend where vLLM has no entry point to find it by: Mjolnir may lie on the path uninstalled."""
+    if not any(point.name == "mjolnir" for point in entry_points(group="vllm.general_plugins")):
+        from mjolnir.backend import register as register_backend
+
+        register_backend()
 
 
 def watched_builds(backend: str) -> list[int]:
@@ -76,6 +87,8 @@ def watched_builds(backend: str) -> list[int]:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     load_general_plugins()
+    if backend in OURS:
+        register()
     builder = AttentionBackendEnum[backend].get_class().get_builder_cls()
     total, original = [0], builder.build
 

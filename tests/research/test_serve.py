@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def whole_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if vLLM were installed, under its own name."""
+    monkeypatch.setattr(twin, "version", lambda name: "0.31.0")
+
+
 def plan(model: object, *arguments: str, **environ: str) -> twin.Plan:
     return twin.plan_of(str(model), arguments, environ)
 
@@ -43,6 +50,17 @@ def test_backend_kv_dtype_and_layout_are_set(model: Path) -> None:
     )  # fmt: skip
     assert made.variables == {"VLLM_KV_CACHE_LAYOUT": "HND"}
     assert (made.warnings, made.notes) == ((), ())
+
+
+def test_a_build_under_another_name_is_served_by_its_module(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(twin, "version", version)
+    monkeypatch.setattr(twin, "find_spec", lambda name: object())
+    assert plan(model).command[1:5] == ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
+    monkeypatch.setattr(twin, "find_spec", lambda name: None)
+    assert plan(model).command[2] == "vllm.entrypoints.cli.main"
 
 
 def test_what_the_user_says_stays(model: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mjolnir.research.serving import process
+from mjolnir.research.serving import engine, process
 from mjolnir.research.serving.engine import zero
 from mjolnir.research.serving.job import Job, Run
 from mjolnir.research.serving.modes import Mode, capture_sizes
@@ -161,3 +163,25 @@ def test_an_engine_that_does_not_answer_is_told(module: str, do: str, words: str
 def test_processes_run_this_python() -> None:
     with pytest.raises(process.EngineFailed, match="No module named no_such_module"):
         process.ask("no_such_module", "x", {}, {}, 30)
+
+
+def test_what_runs_on_a_bare_machine_loads_no_more_than_it_has() -> None:
+    """A machine with a GPU may have torch and vLLM and nothing else of what the commands use."""
+    program = (
+        "import sys\n"
+        "import mjolnir.research.serving.engine, mjolnir.research.serving.timing\n"
+        "import mjolnir.research.bench.vllm, mjolnir.research.verify_vllm\n"
+        "heavy = {'optuna', 'sqlalchemy', 'git', 'pandas', 'matplotlib', 'jinja2', 'typer', 'rich', 'scipy', 'vllm'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_backend_is_registered_where_no_entry_point_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr("mjolnir.backend.register", lambda: called.append("here"))
+    engine.register()
+    assert called == []
+    monkeypatch.setattr(engine, "entry_points", lambda group: [])
+    engine.register()
+    assert called == ["here"]

@@ -42,7 +42,7 @@ class MjolnirBuilder:
     mjolnir_settings: ClassVar[Settings]
     mjolnir_fallback: ClassVar[str] = ""
     supports_update_block_table = False
-    supports_draft_decode_metadata_update = False
+    supports_draft_decode_metadata_update: bool
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **more: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)  # type: ignore[call-arg]

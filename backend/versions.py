@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,8 +70,8 @@ def building_drafter() -> bool:
     config = current_config()
     if config is None or config.speculative_config is None:
         return False
-    from vllm.compilation import backends
-
+    # Whoever sets a tag has imported this; it is no small import for everybody else.
+    backends = sys.modules.get("vllm.compilation.backends")
     return getattr(backends, "model_tag", NO_DRAFTER[0]) not in NO_DRAFTER
 
 

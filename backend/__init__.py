@@ -39,7 +39,8 @@ def register() -> None:
         path = f"{stock.__module__}.{stock.__qualname__}"
         register_backend(AttentionBackendEnum.CUSTOM, path)
         if hasattr(AttentionBackendEnum, "register"):
-            register_backend("MJOLNIR", path)
+            own = AttentionBackendEnum.__members__.get("MJOLNIR", "MJOLNIR")
+            register_backend(own, path)
         log.warning("%s: CUSTOM is %s", reason, name)  # vLLM shows no lower level before its plugins were called
         return
     raise RuntimeError(f"{reason}, and none of {', '.join(names)} can be imported to stand in for CUSTOM")

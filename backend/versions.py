@@ -24,7 +24,8 @@ def register(path: str) -> None:
 
     register_backend(AttentionBackendEnum[NAME], path)
     if hasattr(AttentionBackendEnum, "register"):
-        register_backend(OWN_NAME, path)
+        known = OWN_NAME in AttentionBackendEnum.__members__  # plugins may be called more than once
+        register_backend(AttentionBackendEnum[OWN_NAME] if known else OWN_NAME, path)
 
 
 def stock_names() -> tuple[str, ...]:

@@ -174,7 +174,8 @@ def test_aborted_requests_leave_the_others_as_they_are(models: dict[str, Path]) 
     kinds = {"kept": 40, "aborted": 90, "late": 64}
     with engine(models["plain"], block_size=32) as llm:
         (alone,) = generate(llm, [prompt(kinds["kept"], 1)], 12)
-        vllm, done = llm.llm_engine, {}
+        vllm = llm.llm_engine
+        done: dict[str, Answer] = {}
         for kind, (name, length) in enumerate(kinds.items(), 1):
             vllm.add_request(name, {"prompt_token_ids": prompt(length, kind)}, sampling(12))
         for number in range(40):

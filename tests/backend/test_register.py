@@ -23,6 +23,10 @@ class Members(dict[str, Any]):
 
     CUSTOM = "CUSTOM"
 
+    @property
+    def __members__(self) -> dict[str, Any]:
+        return self
+
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import Any, ClassVar
 
-from mjolnir.backend import agreement, banner, server, versions
+from mjolnir.backend import agreement, logs, server, versions
 from mjolnir.backend.cache_view import placement_of
 from mjolnir.backend.counters import STEPS
 from mjolnir.backend.metadata import DecodeMetadata
@@ -79,8 +79,9 @@ class MjolnirBuilder:
         )  # fmt: skip
         for layer in layers:
             layer.impl.mjolnir_serve(service.geometry, settings.kv_layout)
-        banner.show(log, wanted=settings.banner)
-        log.info("%s", start_line(service, self.mjolnir_fallback, settings_given(sources(os.environ))))
+        if versions.first_rank():
+            logs.banner(log, wanted=settings.banner)
+            logs.once(log, start_line(service, self.mjolnir_fallback, settings_given(sources(os.environ))))
         return service
 
     def _placement(self, heads_kv: int) -> Placement:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import cache
 
-from mjolnir.backend import versions
+from mjolnir.backend import logs, versions
 from mjolnir.backend.fallback import Choice, choose, refusal
 from mjolnir.backend.overrides import Overrides
 from mjolnir.backend.settings import Settings, unknown
@@ -38,16 +37,10 @@ def _chosen() -> type:
     settings = Settings.read()
     Overrides.read(os.environ)
     choice = choose(settings.fallback, refusal, versions.stock_names(), cpu=versions.on_cpu())
-    _say(f"Mjolnir's fallback is {choice}")
+    logs.once(log, f"Mjolnir's fallback is {choice}")
     if names := unknown(os.environ):
-        _say(f"not a setting of this version of Mjolnir, and left alone: {', '.join(names)}")
+        logs.once(log, f"not a setting of this version of Mjolnir, and left alone: {', '.join(names)}")
     return _over(choice, settings)
-
-
-@cache
-def _say(text: str) -> None:
-    """Log a line once."""
-    log.info("%s", text)
 
 
 _classes: dict[tuple[str, Settings], type] = {}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mjolnir.backend import logs
 from mjolnir.backend.eligibility import Group, geometry_of, refusal
 from mjolnir.backend.emulated import EMULATED, EmulatedMaker
 from mjolnir.backend.launcher import KernelMaker, Maker
@@ -102,10 +103,11 @@ def open_service(
     # What does not fit is an error at the start, not at the first step of that size.
     found = [launchers.resolve(bucket, q_len) for q_len in range(1, limits.q_len + 1) for bucket in problem.buckets]
     if stale := {item.row.key for item in found if item.row and item.stale}:
-        log.info(
-            "%d rows of the defaults tables were measured with other kernel sources; they fit and still serve "
-            "(`mjolnir defaults check` lists them)", len(stale),
-        )  # fmt: skip
+        logs.once(
+            log,
+            f"{len(stale)} rows of the defaults tables were measured with other kernel sources; they fit and still "
+            f"serve (`mjolnir defaults check` lists them)",
+        )
     if settings.precompile == "all":
         kinds = (True, False) if non_causal and limits.non_causal else (True,)
         launchers.precompile(range(1, limits.q_len + 1), kinds)
@@ -184,4 +186,4 @@ def settings_given(sources: Mapping[str, str]) -> dict[str, str]:
 def log_refusal(names: list[str], reason: str) -> None:
     """Say once why a group runs on the fallback."""
     shown = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else "no layers"
-    log.info("Mjolnir does not serve %s: %s; they run on the fallback", shown, reason)
+    logs.once(log, f"Mjolnir does not serve {shown}: {reason}; they run on the fallback")

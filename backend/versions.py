@@ -135,6 +135,13 @@ def gather(value: str) -> list[str]:
     return values
 
 
+def first_rank() -> bool:
+    """Whether this rank speaks for all of its host."""
+    from vllm.distributed.parallel_state import is_local_first_rank
+
+    return bool(is_local_first_rank())
+
+
 def share_log() -> None:
     """Let what Mjolnir logs go where vLLM's own lines go, at its level: vLLM sets up no other handlers, and does so
     only after its plugins were called.

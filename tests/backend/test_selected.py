@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mjolnir.backend import banner, selected, versions
+from mjolnir.backend import logs, selected, versions
 from tests.fakes.serving import StockBackend
 
 
@@ -30,7 +30,7 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(f"MJOLNIR_ATTN_{variable}", raising=False)
     levels = {name: logging.getLogger(name).level for name in ("mjolnir.kernel", "mjolnir.backend.lookup")}
     selected._classes.clear()
-    selected._say.cache_clear()
+    logs.forget()
     yield
     selected._classes.clear()
     for name, level in levels.items():
@@ -95,14 +95,11 @@ def test_notes_on_kernels_are_for_those_who_ask(monkeypatch: pytest.MonkeyPatch)
     assert logging.getLogger("mjolnir.backend.lookup").isEnabledFor(logging.INFO)
 
 
-def test_the_hammer_is_shown_once_and_can_be_hidden(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(banner, "_shown", False)
+def test_the_hammer_is_shown_once_and_can_be_hidden(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("mjolnir.backend.test")
     with caplog.at_level(logging.INFO):
-        banner.show(log, wanted=False)
+        logs.banner(log, wanted=False)
         assert not caplog.messages
-        banner.show(log, wanted=True)
-        banner.show(log, wanted=True)
-    assert caplog.messages == [banner.HAMMER]
+        logs.banner(log, wanted=True)
+        logs.banner(log, wanted=True)
+    assert caplog.messages == [logs.HAMMER]

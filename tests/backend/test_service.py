@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mjolnir.backend import service
+from mjolnir.backend import logs, service
 from mjolnir.backend.eligibility import Group, Layer
 from mjolnir.backend.lookup import Defaults
 from mjolnir.backend.overrides import Overrides
@@ -30,6 +30,7 @@ CPU = torch.device("cpu")
 def maker(monkeypatch: pytest.MonkeyPatch) -> WatchedMaker:
     """A server on an H200 whose kernels are watched."""
     made = WatchedMaker()
+    logs.forget()
     monkeypatch.setattr(service, "_maker", lambda *_: (H200, made))
     return made
 

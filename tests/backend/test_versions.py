@@ -158,6 +158,7 @@ def test_a_drafter_is_known_by_the_tag_under_which_it_is_built(monkeypatch: pyte
 
 def test_without_ranks_a_value_is_this_ranks_alone() -> None:
     assert versions.gather("mine") == ["mine"]
+    assert versions.first_rank() is True
     assert versions.current_config() is None
     assert versions.batch_invariant() is False
 

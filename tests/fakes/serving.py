@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mjolnir.backend import agreement, versions
+from mjolnir.backend import agreement, logs, versions
 from mjolnir.backend.lookup import Defaults
 from mjolnir.backend.overrides import PREFIX
 from mjolnir.backend.settings import Settings
@@ -222,10 +222,12 @@ class Server:
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch, *, defaults: Defaults | None = None, invariant: bool = False) -> None:
-    """Stand in for what `versions` asks of vLLM."""
+    """Stand in for what `versions` asks of vLLM, in a process that has logged nothing."""
+    logs.forget()
     monkeypatch.setattr(versions, "batch_invariant", lambda: invariant)
     monkeypatch.setattr(versions, "building_drafter", lambda: False)
     monkeypatch.setattr(versions, "gather", lambda value: [value])
+    monkeypatch.setattr(versions, "first_rank", lambda: True)
     monkeypatch.setattr(versions, "support", lambda name: name)
     monkeypatch.setattr(versions, "all_layouts", lambda first: (first, "others"))
     monkeypatch.setattr(agreement, "defaults", lambda gather: defaults or Defaults(()))

@@ -29,6 +29,9 @@ ENGINE = "mjolnir.research.serving.engine"
 REFERENCE_BLOCK = 64
 """Block size of the stock engines: what is right does not depend on it."""
 
+SPARE_BLOCKS = 3
+"""Blocks of a cache that is to be too small, beside those of its longest sequence."""
+
 PAGE = 128
 """The largest page, whose borders are borders of the smaller ones as well."""
 
@@ -155,16 +158,18 @@ def jobs_of(options: Options, folder: Path, modes: Sequence[Mode]) -> Jobs:
         UsageFailure: the model's config cannot be read, or is not one.
     """
     config = models.read_config(folder)
-    asked_for = prompts.batches(options.batches, options.longest, PAGE, models.vocabulary_of(config), options.seed)
+    # Something can come from the cache, and all requests of a step can verify, where a batch of one goes before.
+    sizes = options.batches if len(options.batches) > 1 else (1, *options.batches)
+    asked_for = prompts.batches(sizes, options.longest, PAGE, models.vocabulary_of(config), options.seed)
     batch = max(options.batches)
-    common = {
+    common: dict[str, Any] = {
         "dtype": "bfloat16", "kv_cache_dtype": "fp8", "max_num_seqs": batch,
         "max_model_len": options.longest + options.tokens + 8, **_memory(options),
     }  # fmt: skip
     plain = Job("", str(folder), None, asked_for, options.tokens)
 
     def job(name: str, backend: str, mode: Mode, block: int, environment: Mapping[str, str]) -> Job:
-        few = -(-(options.longest + options.tokens) // block) * 3 // 2 + batch
+        few = -(-common["max_model_len"] // block) + SPARE_BLOCKS
         engine = {**common, "block_size": block, **mode.arguments(batch, few)}
         return replace(plain, name=name, backend=backend, engine=engine, environment=environment)
 

@@ -93,7 +93,8 @@ class Environment:
 
     def run(self, program: str, *arguments: object) -> str:
         command = [str(self.python), "-c", program, *map(str, arguments)]
-        return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+        # elsewhere than here, where what lies around would be found as well
+        return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, cwd=self.folder).stdout.strip()
 
 
 def serve(environment: Environment, model: Path, *arguments: str, **variables: str) -> Served:

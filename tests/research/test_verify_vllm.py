@@ -70,6 +70,14 @@ def test_every_combination_is_one_engine_of_each_and_all_are_right(tmp_path: Pat
     assert (control.engine["async_scheduling"], len(control.batches)) == (False, 1)
 
 
+def test_one_batch_alone_is_asked_behind_a_batch_of_one_and_tight_is_tight() -> None:
+    engines = Engines()
+    verify(replace(SMALL, modes=("tight",), batches=(3,), block_sizes=(16,)), engines)
+    last = engines.asked[-1]
+    assert [len(batch) for batch in last.batches] == [1, 3]
+    assert last.engine["num_gpu_blocks_override"] == 4 + 3  # 40 + 4 + 8 tokens
+
+
 def wrong_tokens(job: Job, made: Run) -> Run:
     """Mjolnir's second token is another one, and far from the first."""
     if job.backend != twin.OURS or job.zeroed:

@@ -96,7 +96,8 @@ class MjolnirImpl:
     def _forward_quantised(self, layer: Any, query: Tensor, *rest: Any) -> Tensor:
         """A step of a fallback that takes an fp8 query, and believes so only where the layer quantises it."""
         *before, output, output_scale, output_block_scale = rest
-        codes = queries.quantise(query, layer._q_scale, self.mjolnir_layer.heads_kv)
+        fused = versions.quantiser() if query.is_cuda else None
+        codes = queries.quantise(query, layer._q_scale, self.mjolnir_layer.heads_kv, fused)
         self.supports_quant_query_input = True
         try:
             result: Tensor = super().forward(  # type: ignore[misc]

@@ -5,16 +5,16 @@ vLLM's layer hands over bf16 or f16. Scales are vLLM's: a value is its code time
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mjolnir.kernel.formats import DTYPES, FORMATS, QUERY_AMAX_FLOOR
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mjolnir.backend.launcher import Launcher
     from mjolnir.kernel.geometry import Geometry
 
@@ -22,17 +22,25 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = FORMATS["fp8"].largest
 
 
-def quantise(query: Tensor, scale: Tensor, heads_kv: int) -> Tensor:
+Fused = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""vLLM's kernel: rows and their one scale give codes."""
+
+
+def quantise(query: Tensor, scale: Tensor, heads_kv: int, fused: Fused | None = None) -> Tensor:
     """Q as vLLM's layer would quantise it for a fallback that takes e4m3: Q / scale, to nearest, saturating.
 
     Args:
         query: (tokens, heads_q, head_dim), bf16 or f16.
         scale: f32, one value, or one for each KV head's query heads.
         heads_kv: KV heads.
+        fused: does the same in one kernel, where there is one scale.
 
     Returns:
         Codes of the same shape, float8_e4m3fn.
     """
+    if fused is not None and scale.numel() == 1:
+        codes, _ = fused(query.reshape(len(query), -1), scale)
+        return codes.view(query.shape)
     return (query.float() / _spread(scale, query.shape[1], heads_kv)).clamp_(-LARGEST, LARGEST).to(E4M3)
 
 

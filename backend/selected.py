@@ -37,6 +37,8 @@ def _chosen() -> type:
     settings = Settings.read()
     Overrides.read(os.environ)
     choice = choose(settings.fallback, refusal, versions.stock_names(), cpu=versions.on_cpu())
+    if not versions.first_rank():
+        return _over(choice, settings)
     logs.once(log, f"Mjolnir's fallback is {choice}")
     if names := unknown(os.environ):
         logs.once(log, f"not a setting of this version of Mjolnir, and left alone: {', '.join(names)}")

@@ -25,6 +25,23 @@ def test_a_query_is_divided_by_its_scale_and_saturates() -> None:
     assert dequantise(codes, torch.tensor(0.5), 1, torch.bfloat16).tolist() == [[[1.0, 3.0, -224.0]]]
 
 
+def test_vllms_kernel_does_it_where_there_is_one_scale() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def fused(rows: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(tuple(rows.shape))
+        return (rows.float() / scale).to(E4M3), scale
+
+    query = torch.randn(3, 5, 4, dtype=torch.float32)[:, 1:].bfloat16()
+    assert torch.equal(
+        quantise(query, torch.tensor(2.0), 2, fused).view(torch.uint8),
+        quantise(query, torch.tensor(2.0), 2).view(torch.uint8),
+    )
+    assert asked == [(3, 16)]
+    quantise(query, torch.tensor([2.0, 1.0]), 2, fused)
+    assert len(asked) == 1
+
+
 def test_a_scale_for_each_kv_head_serves_its_query_heads() -> None:
     query = torch.ones(1, 4, 1, dtype=torch.float16)
     scale = torch.tensor([0.5, 0.25])

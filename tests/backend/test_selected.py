@@ -24,6 +24,7 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(versions, "stock_names", lambda: ("FLASHINFER", "FLASH_ATTN", "TRITON_ATTN"))
     monkeypatch.setattr(versions, "stock_class", find)
     monkeypatch.setattr(versions, "on_cpu", lambda: False)
+    monkeypatch.setattr(versions, "first_rank", lambda: True)
     monkeypatch.setattr(versions, "capability", lambda: (9, 0))
     monkeypatch.setattr(versions, "current_config", lambda: None)
     for variable in ("FALLBACK", "DISABLE", "BANNER", "CTAS", "VERBOSE"):

@@ -1,6 +1,6 @@
-"""Where Mjolnir touches vLLM's own classes, in whatever version is installed; no engine is started.
+"""Every method that stands before one of vLLM's can be called as that one is, in whatever version is installed.
 
-Each check runs in a process of its own: what a plugin registers stays registered.
+The check runs in a process of its own: what a plugin registers stays registered.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from mjolnir.backend import register
 register()
 import mjolnir.backend.selected as selected
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-name = sys.argv[1]
-ours, stock = getattr(selected, f"MjolnirOn{name}"), AttentionBackendEnum[name].get_class()
-assert issubclass(ours, stock) and ours.get_name() == "CUSTOM"
-pairs = [(ours, stock), (ours.get_impl_cls(), stock.get_impl_cls()), (ours.get_builder_cls(), stock.get_builder_cls())]
+pairs = []
+for name in sys.argv[1:]:
+    ours, stock = getattr(selected, f"MjolnirOn{name}"), AttentionBackendEnum[name].get_class()
+    assert ours.get_name() == "CUSTOM"
+    parts = lambda backend: (backend, backend.get_impl_cls(), backend.get_builder_cls())
+    pairs += zip(parts(ours), parts(stock))
 def plain(function):
     return function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
 met = []
@@ -52,38 +54,10 @@ print(" ".join(sorted(set(met))))
 """Binds every call that the stock class takes to what stands before it; prints the members that it met."""
 
 
-def run(program: str, *arguments: str, **variables: str) -> str:
+def test_what_vllm_calls_can_be_called() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MJOLNIR_", "THOR_T5_"))}
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env={**clean, **variables}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", SURFACE, *STOCK]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", STOCK)
-def test_what_vllm_calls_can_be_called(name: str) -> None:
-    met = run(SURFACE, name).split()
-    assert {"__init__", "build", "forward", "get_cudagraph_support", "get_impl_cls", "get_builder_cls"} <= set(met)
-
-
-WHERE = """
-import sys
-from mjolnir.backend import register
-register()
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-names = [name for name in ("CUSTOM", "MJOLNIR") if name in AttentionBackendEnum.__members__]
-print(*(AttentionBackendEnum[name].get_path() for name in names), "mjolnir.kernel" in sys.modules)
-"""
-
-
-def test_it_is_registered_under_every_name_that_vllm_can_have() -> None:
-    import vllm
-
-    later = tuple(map(int, vllm.__version__.split(".")[:2])) >= (0, 32)
-    assert run(WHERE) == " ".join(["mjolnir.backend.selected.MjolnirBackend"] * (1 + later) + ["False"])
-
-
-def test_switched_off_custom_is_a_class_of_vllms_and_nothing_of_ours_is_imported() -> None:
-    path, *_, imported = run(WHERE, MJOLNIR_ATTN_DISABLE="1").split()
-    assert path.startswith("vllm.v1.attention.backends.")
-    assert imported == "False"
+    met = set(done.stdout.splitlines()[-1].split())
+    assert {"__init__", "build", "forward", "get_cudagraph_support", "get_impl_cls", "get_builder_cls"} <= met

@@ -161,6 +161,7 @@ def test_without_ranks_a_value_is_this_ranks_alone() -> None:
     assert versions.first_rank() is True
     assert versions.current_config() is None
     assert versions.batch_invariant() is False
+    assert names(versions.quantiser())[:2] == ["input", "scale"]
 
 
 def test_what_we_log_goes_where_vllm_logs(registry: Any) -> None:

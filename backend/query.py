@@ -59,7 +59,7 @@ class UnfusedQuery:
     """A launcher that quantises the query with PyTorch's operators and runs a kernel on the codes.
 
     What the kernel computes with is bit for bit what it would make itself: codes of e4m3 are exact in bf16 and f16, and
-    the query's scales go into those of K. Nothing is allocated after the first step.
+    the query's scales go into those of K. Its buffers are its own, so that it can be captured.
 
     Args:
         launcher: of the same problem with a native query.

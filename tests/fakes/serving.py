@@ -244,6 +244,7 @@ def serve(
     changes: dict[str, Any] | None = None,
     described: dict[str, Any] | None = None,
     asked: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Server:
     """A server's group, built as vLLM builds it: layers first, then the metadata builder.
 
@@ -254,18 +255,20 @@ def serve(
         layers: how many there are.
         heads_q: query heads of each.
         changes, described, asked: of the configuration, the cache's description, and what layers ask for.
+        device: where it runs.
     """
     backend: Any = subclass(stock, name, settings or Settings(), cpu=False)
     cache, server = spec(**(described or {})), config(speculative, **(changes or {}))
+    server.device_config.device_type = torch.device(device).type
     given = {"kv_cache_dtype": "fp8", "scale": 0.1, "num_kv_heads": 2, "head_size": 128, "num_heads": heads_q}
     for number in range(layers):
         impl = backend.get_impl_cls()(**{**given, **(asked or {})})
-        scale = torch.ones(())
+        scale = torch.ones((), device=device)
         server.compilation_config.static_forward_context[f"layer.{number}"] = SimpleNamespace(
             impl=impl, _q_scale=scale, _k_scale=scale, _v_scale=scale
         )
     known = server.compilation_config.static_forward_context
-    builder = backend.get_builder_cls()(cache, list(known), server, torch.device("cpu"))
+    builder = backend.get_builder_cls()(cache, list(known), server, torch.device(device))
     return Server(backend, server, cache, dict(known), builder)
 
 

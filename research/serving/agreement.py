@@ -24,7 +24,7 @@ MOST_NATS = 1.0
 MEAN_NATS = 0.12
 """How far apart they may be on average over a run."""
 
-LEAST_SHARED = 0.25
+LEAST_SHARED = 0.15
 """The share of steps that has to be compared, else too little was shared to say anything."""
 
 

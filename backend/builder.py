@@ -23,7 +23,7 @@ from mjolnir.backend.service import (
     open_service,
     settings_given,
     start_line,
-)  # fmt: skip
+)
 from mjolnir.backend.settings import Settings, sources
 from mjolnir.kernel.geometry import Placement
 
@@ -67,7 +67,8 @@ class MjolnirBuilder:
         reason = group_refusal(group, self._device)
         if reason is not None:
             self._reason = Refused(reason)
-            log_refusal(self._names, reason)
+            if versions.first_rank():
+                log_refusal(self._names, reason)
             return None
         drafting = any(getattr(layer.impl, "mjolnir_drafter", False) for layer in layers)
         fused = drafting and self.supports_draft_decode_metadata_update

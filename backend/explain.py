@@ -12,7 +12,7 @@ from mjolnir.backend.lookup import Defaults, Resolution
 from mjolnir.backend.service import BEST_QUERY
 from mjolnir.backend.settings import Settings
 from mjolnir.kernel.device import Device
-from mjolnir.kernel.geometry import Placement
+from mjolnir.kernel.geometry import MAX_Q_LEN, Placement
 from mjolnir.kernel.sources import kernel_hash
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -113,7 +113,7 @@ def explain(
     tables = defaults or Defaults.load(environ, kernel_hash=kernel_hash())
     if reason := refusal(model.group):
         return Explanation(reason)
-    most = min(1 + speculative_tokens, settings.max_qlen or 1 + speculative_tokens)
+    most = min(1 + speculative_tokens, settings.max_qlen or MAX_Q_LEN, MAX_Q_LEN)
     geometry = geometry_of(model.group, settings.q_dtype or BEST_QUERY)
     steps = [(q_len, True) for q_len in range(1, most + 1)]
     if parallel_drafter and settings.noncausal and most > 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mjolnir.backend.eligibility import DECODER, Group, Layer
 from mjolnir.backend.routing import Limits
+from mjolnir.kernel.geometry import MAX_Q_LEN
 from mjolnir.kernel.runner import MAX_BATCH
 
 ARGUMENTS = (
@@ -113,9 +114,9 @@ def parallel_drafter(config: Any) -> bool:
 
 
 def limits_of(config: Any, max_qlen: int | None, *, non_causal: bool = True) -> Limits:
-    """What a group can run; `max_qlen` can only lower the query length."""
+    """What a group can run; `max_qlen` can only lower the query length, of which the kernel has a limit too."""
     q_len = 1 + speculative_tokens(config)
-    return Limits(min(q_len, max_qlen or q_len), max_requests(config), non_causal)
+    return Limits(min(q_len, max_qlen or q_len, MAX_Q_LEN), max_requests(config), non_causal)
 
 
 def max_requests(config: Any) -> int:

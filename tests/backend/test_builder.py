@@ -78,6 +78,9 @@ def test_verification_runs_up_to_its_length_and_a_lower_setting_lowers_it() -> N
     assert lowered.build(0, step([4, 4])).stock
     assert isinstance(lowered.build(0, step([2, 2])), DecodeMetadata)
     assert serve(settings(max_qlen="8")).builder.build(0, step([2, 2])).stock
+    long = serve(speculative=20).builder
+    assert isinstance(long.build(0, step([16])), DecodeMetadata)
+    assert long.build(0, step([17])).stock
 
 
 def test_a_group_that_is_not_eligible_says_why_and_runs_on_the_fallback(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,6 +32,7 @@ def test_each_bucket_is_told_of_once() -> None:
 def test_speculation_adds_lengths_and_blocks() -> None:
     found = told(batches=(1,), speculative_tokens=2, parallel_drafter=True)
     assert [(item.q_len, item.causal) for item in found.rows] == [(1, True), (2, True), (3, True), (3, False)]
+    assert max(item.q_len for item in told(batches=(1,), speculative_tokens=20).rows) == 16
     lowered = {"MJOLNIR_ATTN_MAX_QLEN": "1", "MJOLNIR_ATTN_Q_DTYPE": "fp8"}
     (only,) = told(environ=lowered, batches=(1,), speculative_tokens=2, parallel_drafter=True).rows
     assert only.resolution.key.q_format == "fp8"

@@ -67,6 +67,7 @@ def test_limits_follow_the_drafter_the_scheduler_and_the_graphs() -> None:
     assert server.limits_of(config(3), None) == Limits(4, 8)
     assert server.limits_of(config(3), 2, non_causal=False) == Limits(2, 8, non_causal=False)
     assert server.limits_of(config(3), 9) == Limits(4, 8)
+    assert server.limits_of(config(20), None) == Limits(16, 8)
     wide = config(compilation_config=SimpleNamespace(max_cudagraph_capture_size=512))
     assert server.max_requests(wide) == 512
     huge = config(scheduler_config=SimpleNamespace(max_num_seqs=1 << 20))

@@ -19,6 +19,7 @@ from mjolnir.backend.emulated import EMULATED, EmulatedMaker
 from mjolnir.backend.launcher import KernelMaker, Maker
 from mjolnir.backend.resolve import Launchers, Problem
 from mjolnir.backend.settings import CACHE_OFF
+from mjolnir.kernel.cache import open_folder
 from mjolnir.kernel.device import Device, current_device
 from mjolnir.kernel.geometry import Placement
 
@@ -128,13 +129,21 @@ def _index(device: torch.device) -> int:
 
 
 def kernel_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
-    """Where compiled kernels are kept; a folder of this process alone where they are not to be."""
+    """Where compiled kernels are kept; a folder of this process alone where they are not to be, or cannot be.
+
+    Raises:
+        OSError: the folder that the user names cannot be used; the message says why.
+    """
     if settings.kernel_cache == CACHE_OFF:
         return Path(_scratch().name)
     if settings.kernel_cache is not None:
-        return Path(settings.kernel_cache).expanduser()
+        return open_folder(Path(settings.kernel_cache).expanduser())
     root = environ.get("VLLM_CACHE_ROOT")
-    return (Path(root).expanduser() if root else Path.home() / ".cache") / "mjolnir" / "kernels"
+    try:
+        return open_folder((Path(root).expanduser() if root else Path.home() / ".cache") / "mjolnir" / "kernels")
+    except (OSError, RuntimeError) as error:  # a file system that is read-only, or no home
+        logs.once(log, f"compiled kernels are not kept for the next start: {error}")
+        return Path(_scratch().name)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjolnir.backend import service, versions
+from mjolnir.backend import logs, service, versions
 from mjolnir.backend.counters import STEPS
 from mjolnir.backend.metadata import DecodeMetadata
 from mjolnir.backend.settings import Settings
@@ -91,6 +91,19 @@ def test_a_group_that_is_not_eligible_says_why_and_runs_on_the_fallback(caplog: 
     ]
     assert builder.build(0, step([1])).stock
     assert STEPS.reasons == {"a sliding window of 128 tokens": 1}
+
+
+def test_the_hammer_comes_before_the_start_line_unless_it_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    def lines(wanted: Settings | None = None) -> list[str]:
+        logs.forget()
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "mjolnir.backend.builder"):
+            serve(wanted)
+            serve(wanted)
+        return [item.getMessage() for item in caplog.records if item.name == "mjolnir.backend.builder"]
+
+    assert [line == logs.HAMMER for line in lines()] == [True, False]
+    assert [line == logs.HAMMER for line in lines(settings(banner="off"))] == [False]
 
 
 @pytest.mark.parametrize(

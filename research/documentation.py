@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from mjolnir.backend.overrides import variable
+from mjolnir.backend.settings import Settings
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
-from mjolnir.research.bench import markdown
+from mjolnir.research.bench import markdown, vllm_markdown
 
 RESULTS = Path("research", "bench", "results")
 KERNEL_RESULTS = RESULTS / "kernel-main-h200.json"
 PEERS_RESULTS = "kernel-peers-*.json"
+VLLM_RESULTS = "vllm-h200.json"
+VERIFIED_RESULTS = "verify-vllm-h200.json"
 TABLE = Path("backend", "defaults.json")
 SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
 """The geometry whose points the README shows one by one."""
@@ -30,6 +33,25 @@ def knobs_table(root: Path) -> str:
 def _knob_row(knob: Knob) -> str:
     default = ("off", "on")[knob.default] if knob.is_switch else knob.default
     return f"| `{knob.name}` | {knob.domain()} | {default} | `{variable(knob)}` | {knob.help} |\n"
+
+
+def settings_table(root: Path) -> str:
+    """The settings of a server as a Markdown table, knobs left out: those have a table of their own."""
+    head = "| environment variable | values | default | meaning |\n|---|---|---|---|\n"
+    knobs = {variable(knob) for knob in KNOBS}
+    rows = [row for row in Settings.documented() if row.variable not in knobs]
+    return head + "".join(f"| `{row.variable}` | {row.allowed} | {row.default} | {row.meaning} |\n" for row in rows)
+
+
+def vllm_tables(root: Path) -> str:
+    """How vLLM on Mjolnir compares, in speed and in what it answers, where results are there."""
+    speed, verified = (root / RESULTS / name for name in (VLLM_RESULTS, VERIFIED_RESULTS))
+    parts = []
+    if speed.exists():
+        parts.append(vllm_markdown.page(json.loads(speed.read_text("utf-8"))))
+    if verified.exists():
+        parts.append(vllm_markdown.verified(json.loads(verified.read_text("utf-8"))))
+    return "\n".join(parts) or "No results of a GPU are committed yet.\n"
 
 
 def speed_table(root: Path) -> str:
@@ -93,6 +115,8 @@ def _origin(results: Mapping[str, Any]) -> str:
 
 
 SECTIONS: Mapping[str, Callable[[Path], str]] = {
+    "settings: made from backend/settings.py": settings_table,
+    "vLLM: made from research/bench/results": vllm_tables,
     "knobs: made from kernel/knobs.py": knobs_table,
     "speed: made from research/bench/results and backend/defaults.json": speed_table,
 }

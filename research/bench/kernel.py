@@ -23,8 +23,9 @@ from mjolnir.research.bench import table
 from mjolnir.research.bench.figures import comparisons, figures, problems
 from mjolnir.research.bench.peers.contender import Contender
 from mjolnir.research.bench.points import Spot, select
-from mjolnir.research.bench.race import KERNELS, REST, Bench, Options, run, short_hash, tell
+from mjolnir.research.bench.race import KERNELS, REST, Bench, Options, run, short_hash
 from mjolnir.research.request import Request
+from mjolnir.research.tell import tell
 
 if TYPE_CHECKING:
     from mjolnir.research.bench.chain import Served

@@ -5,7 +5,6 @@ What a contender cannot run is told in `not_run` under its name, or under its na
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from mjolnir.research.bench.peers.contender import Contender, DeviceLost, Heats,
 from mjolnir.research.bench.points import EIGHT, MAIN, Spot, spot
 from mjolnir.research.bench.rows import CHAIN, HEAD_MAJOR, TOKEN_MAJOR
 from mjolnir.research.bench.tuning import Choice, search
+from mjolnir.research.tell import tell
 
 if TYPE_CHECKING:
     from mjolnir.research.bench.chain import Served
@@ -221,8 +221,3 @@ def _served(place: Spot, options: Options, bench: Bench, not_run: dict[str, str]
 def short_hash() -> str:
     """The kernel's sources, as rows name them."""
     return str(kernel_hash())[:12]
-
-
-def tell(text: str) -> None:
-    """Progress, for who waits."""
-    print(text, file=sys.stderr, flush=True)

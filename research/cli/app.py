@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mjolnir.research.cli import autoresearch, bench, defaults, doctor, ledger, reading, verify
+from mjolnir.research.cli import autoresearch, bench, defaults, doctor, ledger, reading, serve, verify
 from mjolnir.research.cli.output import print_failure
 
 
@@ -49,6 +49,7 @@ app.add_typer(defaults.app, name="defaults")
 app.add_typer(bench.app, name="bench")
 app.add_typer(verify.app, name="verify")
 app.command(name="doctor")(doctor.doctor)
+app.command(name="serve", context_settings=serve.PASSED_ON)(serve.serve)
 
 
 def _version(wanted: bool) -> None:

@@ -87,6 +87,49 @@ def kernel(
 
 
 @app.command()
+def vllm(
+    out: Out = None,
+    contender: Annotated[
+        list[str] | None,
+        typer.Option("--contender", help="mjolnir, mjolnir-default, or a stock backend; repeatable. Default: all."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="qwen3-8b or head-dim-256; repeatable. Default: both.")
+    ] = None,
+    point: Annotated[
+        list[str] | None, typer.Option("--point", help="BATCHxTOKENS; repeatable. Default: 1, 8, 64 x 4096, 32768.")
+    ] = None,
+    windows: Annotated[int, typer.Option("--windows", min=1, help="Timed windows of a point in each process.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps of a window.")] = 40,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=0, max=10, help="How often A-B-B-A is gone through; 0: A-B.")
+    ] = 1,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.0, help="Begin no process after so long; 0: no limit.")
+    ] = 0.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="After which a process is ended.")] = 900.0,
+    runner: Annotated[str, typer.Option("--runner", help="v1 or v2; default: vLLM's choice.")] = "",
+    append: Annotated[
+        list[Path] | None,
+        typer.Option("--append", help="Keep the rows of this file that are not measured anew; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """vLLM decoding on Mjolnir, beside vLLM on its own backends."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import vllm as twin
+
+        options = twin.Options(
+            tuple(contender or ()), tuple(model or ()), tuple(point or ()), windows, steps, rounds, minutes, seconds,
+            runner, tuple(append or ()), out,
+        )  # fmt: skip
+        return twin.vllm(options)
+
+    answer(work, as_json)
+
+
+@app.command()
 def eager(
     out: Out = None,
     geometry: Annotated[str, typer.Option("--geometry", help="As for `autoresearch run`.")] = "32/8xd128,page=64,q=1",

@@ -30,7 +30,10 @@ def show(table: options.Table = None, as_json: Json = False) -> None:
 
 @app.command()
 def explain(
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in one step.")],
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Sequences in one step; without it, with --model, what every size gets."),
+    ] = None,
     context: Annotated[int, typer.Option("--context", min=0, help="Tokens of each sequence.")] = 4096,
     device: Annotated[
         str, typer.Option("--device", help="auto, cuda:<number>, a known device's name, or ARCH/SMS/NAME.")
@@ -40,12 +43,20 @@ def explain(
     tensor_parallel: options.TensorParallel = None,
     page_size: options.PageSize = None,
     placement: options.Placement = None,
+    speculative_tokens: Annotated[
+        int, typer.Option("--speculative-tokens", min=0, help="With --model alone: tokens that a drafter proposes.")
+    ] = 0,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, max=8192, help="With --model alone: the most requests of a step.")
+    ] = 256,
     table: options.Table = None,
     as_json: Json = False,
 ) -> None:
-    """Which row serves a batch on a device, and every step that led there."""
+    """Which row serves a batch on a device, and every step that led there; or what a model's server would use."""
 
     def work() -> Answer:
+        if batch is None:
+            return explain_model()
         from mjolnir.research import explain as twin
         from mjolnir.research.request import Request
 
@@ -59,6 +70,22 @@ def explain(
         ).problem()
         question = twin.Question(problem[0], problem[1], device, batch, context)
         return twin.explain(question, twin.load(table))
+
+    def explain_model() -> Answer:
+        from mjolnir.research import explain as tables
+        from mjolnir.research import explain_model as twin
+        from mjolnir.research.answer import UsageFailure
+        from mjolnir.research.request import Request
+        from mjolnir.research.serving.config import Serving
+
+        if model is None or geometry is not None:
+            raise UsageFailure("name a batch with --batch, or a model with --model and no --geometry for all of them")
+        serving = Serving(
+            tensor_parallel=tensor_parallel or 1, block_size=page_size or 0, speculative_tokens=speculative_tokens,
+            max_num_seqs=max_num_seqs,
+        )  # fmt: skip
+        lies = Request(placement=placement).problem()[1] if placement else None
+        return twin.explain_model(twin.Question(model, device, serving, lies), tables.load(table))
 
     answer(work, as_json)
 

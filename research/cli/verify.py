@@ -71,3 +71,52 @@ def sanitizer(
         return twin.sanitizer(tools or (), out)
 
     answer(work, as_json)
+
+
+@app.command()
+def vllm(
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The folder of a local model; default: one that is written here.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="Of the model that is written: HEADS_Q/HEADS_KVxHEAD_DIM.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option("--against", help="A stock backend as vLLM names it; repeatable.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option("--mode", help="eager or a CUDA-graph mode, with +chunked, +ngram, +prefix, +tight; repeatable."),
+    ] = None,
+    runner: Annotated[list[str] | None, typer.Option("--runner", help="v1 or v2; repeatable.")] = None,
+    layout: Annotated[list[str] | None, typer.Option("--layout", help="HND or NHD; repeatable.")] = None,
+    block_size: Annotated[
+        list[int] | None, typer.Option("--block-size", min=1, help="Tokens of a KV block; repeatable.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", min=1, help="Prompts that are asked together; repeatable.")
+    ] = None,
+    longest: Annotated[int, typer.Option("--longest", min=0, help="Tokens of the longest prompt; 0: by device.")] = 0,
+    tokens: Annotated[int, typer.Option("--tokens", min=0, help="Tokens of every answer; 0: by device.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and weights.")] = 0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="After which an engine is ended.")] = 900.0,
+    append: Annotated[
+        list[Path] | None,
+        typer.Option("--append", help="Keep the rows of this file that are not made anew; repeatable."),
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """vLLM on Mjolnir against its own backends, by log-probabilities; exit code 1 when any answer is wrong."""
+
+    def work() -> Answer:
+        from mjolnir.research import verify_vllm as twin
+
+        options = twin.Options(
+            model, twin.shape_of(heads), tuple(against or ()), tuple(mode or ()), tuple(runner or ()),
+            tuple(layout or ()), tuple(block_size or ()), tuple(batch or ()), longest, tokens, seed, seconds,
+            tuple(append or ()), out,
+        )  # fmt: skip
+        return twin.verify(options)
+
+    answer(work, as_json)

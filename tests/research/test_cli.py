@@ -21,7 +21,8 @@ GROUPS = {
     "autoresearch": ("run", "status", "show", "list", "why", "compare", "stop", "export", "record", "worker"),
     "ledger": ("reindex", "import", "verify"),
     "defaults": ("show", "explain", "check", "verify", "promote", "demote", "diff"),
-    "bench": ("kernel", "replay"),
+    "bench": ("kernel", "replay", "vllm"),
+    "verify": ("correctness", "vllm"),
 }
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -11,7 +13,17 @@ import pytest
 
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.knobs import KNOBS
-from mjolnir.research.documentation import KERNEL_RESULTS, SECTIONS, knobs_table, main_table, updated
+from mjolnir.research.documentation import (
+    KERNEL_RESULTS,
+    SECTIONS,
+    VERIFIED_RESULTS,
+    VLLM_RESULTS,
+    knobs_table,
+    main_table,
+    settings_table,
+    updated,
+    vllm_tables,
+)  # fmt: skip
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -41,6 +53,38 @@ def test_speed_is_read_from_the_results_and_the_table() -> None:
 
 def is_shown(row: dict[str, Any]) -> bool:
     return (row["heads_q"], row["heads_kv"], row["page_size"]) == (32, 8, 64)
+
+
+def test_every_setting_but_the_knobs_has_a_line() -> None:
+    lines = settings_table(README.parent).splitlines()[2:]
+    names = [line.split("`")[1] for line in lines]
+    assert {"MJOLNIR_ATTN_DISABLE", "MJOLNIR_ATTN_FALLBACK", "MJOLNIR_ATTN_PRECOMPILE", "MJOLNIR_DEFAULTS"} <= set(
+        names
+    )
+    assert not any(f"`{name}`" in knobs_table(README.parent) for name in names)
+    assert (
+        "| `MJOLNIR_ATTN_MAX_QLEN` | 1 to 16 | 1 + num_speculative_tokens |"
+        in lines[names.index("MJOLNIR_ATTN_MAX_QLEN")]
+    )
+
+
+def test_results_of_vllm_are_shown_where_they_are(tmp_path: Path) -> None:
+    assert "No results" in vllm_tables(tmp_path)
+    from mjolnir.research import verify_vllm
+    from mjolnir.research.bench import vllm
+    from tests.research import test_verify_vllm as made
+    from tests.research.bench.test_vllm import Engines
+
+    folder = tmp_path / "research" / "bench" / "results"
+    vllm.vllm(vllm.Options(models=("qwen3-8b",), points=("1x32768", "8x4096"), out=folder / VLLM_RESULTS), Engines())
+    verify_vllm.verify(replace(made.SMALL, against=("A", "B"), out=folder / VERIFIED_RESULTS), made.Engines())
+    text = vllm_tables(tmp_path)
+    times = "100 us, 3333/s | 110 us, 3226/s | 300 us, 2000/s | 150 us, 2857/s | 160 us, 2778/s"
+    assert f"| qwen3-8b | 1 x 32768 | {times} | 1.50 | 1.17 |" in text
+    assert "| `attn_speedup_b1` | 1.500 | at least 1.5 | met |" in text
+    assert "| `attn_speedup_b64` | not measured | at least 1.1 |  |" in text
+    assert "| eager | - | - | 64 | A, B | 32 | 0.000 | 10 | right |" in text
+    assert "| control | - | - | 64 | A, B | 6 | 0.000 | 10 | found wrong, as it has to be |" in text
 
 
 def test_what_is_between_the_marks_is_replaced() -> None:
@@ -84,6 +128,8 @@ def code_with(words: str) -> CodeType:
 def test_the_kernel_is_called_as_the_readme_shows() -> None:
     """Shapes and dtypes alone: the tensors are fakes, of a GPU that need not be there."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+
+    import_module("mjolnir.kernel.operator")  # what is made of tensors when it is imported is made of real ones
 
     made: dict[str, Any] = {}
     with FakeTensorMode():

@@ -1,0 +1,35 @@
+"""Lines of the start-up log: each once in a process, however often vLLM builds what they are about."""
+
+from __future__ import annotations
+
+import logging
+
+HAMMER = r"""
+      .----------.
+      |  MJOLNIR |===.
+      '----------'   |
+            ||
+            ||
+            ||
+            ()
+"""
+
+_said: set[str] = set()
+
+
+def once(log: logging.Logger, text: str) -> None:
+    """Log `text`, if it was not logged before."""
+    if text not in _said:
+        _said.add(text)
+        log.info("%s", text)
+
+
+def banner(log: logging.Logger, *, wanted: bool) -> None:
+    """The hammer, if it is wanted."""
+    if wanted:
+        once(log, HAMMER)
+
+
+def forget() -> None:
+    """Say everything again; for tests."""
+    _said.clear()

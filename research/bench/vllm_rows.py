@@ -1,0 +1,136 @@
+"""Rows of `vllm-<device>.json`, and the figures that follow from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mjolnir.research.answer import UsageFailure
+
+SCHEMA = "mjolnir.bench-vllm/1"
+TUNED, BUILT_IN = "mjolnir", "mjolnir-default"
+STOCK = ("TRITON_ATTN", "FLASH_ATTN", "FLASHINFER")
+
+LONG = 32768
+"""The context whose attention is compared."""
+
+LARGE_SHARE = 0.2
+"""Share of attention in a step above which more tokens a second are expected."""
+
+TARGETS: Mapping[str, tuple[str, float]] = {
+    "attn_speedup_b1": (">=", 1.5), "attn_speedup_b8": (">=", 1.3), "attn_speedup_b64": (">=", 1.10),
+    "tokens_vs_best_min": (">=", 0.98), "tokens_vs_best_large_share_min": (">=", 1.0),
+    "host_us_per_step": ("<=", 50.0), "mjolnir_step_share": (">=", 0.99),
+}  # fmt: skip
+
+POINT = ("model", "batch", "context")
+NAMES = ("contender", *POINT)
+"""What names a row: of two with the same name the newer one counts."""
+
+Row = Mapping[str, Any]
+
+
+def make(contender: str, model: str, shape: Mapping[str, int], runs: Sequence[Row]) -> dict[str, Any]:
+    """The row of a contender at one point, from what each of its processes measured there, `timing.Times` as JSON."""
+    attention = [run["attention_us"] for run in runs if run["attention_us"] is not None]
+    steps = sum(run["decode_steps"] for run in runs)
+    ours = contender in (TUNED, BUILT_IN)
+    samples = {name: [round(value, 2) for run in runs for value in run[name]] for name in ("step_us", "tokens_per_s")}
+    row = {
+        "contender": contender, "model": model, "batch": runs[0]["batch"], "context": runs[0]["context"], **shape,
+        "tokens_per_s": round(median(samples["tokens_per_s"]), 2), "step_us": round(median(samples["step_us"]), 2),
+        "attention_us": round(median(attention), 2) if attention else None,
+        "host_us": round(median(value for run in runs for value in run["host_us"]), 2),
+        "mjolnir_step_share": round(sum(run["mjolnir_steps"] for run in runs) / steps, 4) if ours and steps else None,
+        "processes": len(runs), "samples": samples, "attention_samples": [round(value, 2) for value in attention],
+        "kernels": runs[-1]["kernels"], "others": runs[-1]["others"],
+    }  # fmt: skip
+    trouble = sorted({run["trouble"] for run in runs if run["trouble"]})
+    return {**row, **({"trouble": trouble} if trouble else {})}
+
+
+def merge(*parts: Iterable[Row]) -> list[Row]:
+    """All rows, later ones in the place of earlier ones of the same name; sorted by point, then contender."""
+    found = {tuple(row[name] for name in NAMES): row for part in parts for row in part}
+    return sorted(found.values(), key=lambda row: (row["model"], row["context"], row["batch"], row["contender"]))
+
+
+def points(rows: Iterable[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """The rows of each point, by contender."""
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in POINT), {})[row["contender"]] = row
+    return found
+
+
+def stock_values(here: Mapping[str, Row], name: str) -> list[float]:
+    """What the stock backends have of `name` at a point."""
+    return [float(here[stock][name]) for stock in STOCK if stock in here and here[stock][name]]
+
+
+def speedup(here: Mapping[str, Row]) -> float | None:
+    """Attention's time of the best stock backend over the tuned kernel's."""
+    ours, stock = here.get(TUNED, {}).get("attention_us"), stock_values(here, "attention_us")
+    return min(stock) / ours if ours and stock else None
+
+
+def token_ratio(here: Mapping[str, Row]) -> float | None:
+    """Tokens a second with the tuned kernel over those of the best stock backend."""
+    ours, stock = here.get(TUNED, {}).get("tokens_per_s"), stock_values(here, "tokens_per_s")
+    return ours / max(stock) if ours and stock else None
+
+
+def attention_share(here: Mapping[str, Row]) -> float | None:
+    """Share of attention in the step of the stock backend that makes most tokens a second."""
+    stock = [here[name] for name in STOCK if name in here and here[name]["attention_us"]]
+    best = max(stock, key=lambda row: row["tokens_per_s"], default=None)
+    return best["attention_us"] / best["step_us"] if best else None
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Every figure that the rows allow, the worst over all models and points that it is about; others are absent."""
+    places = points(rows)
+    found: dict[str, float | None] = {}
+    for batch in (1, 8, 64):
+        here = [speedup(one) for (_, size, context), one in places.items() if (size, context) == (batch, LONG)]
+        found[f"attn_speedup_b{batch}"] = _least(here)
+    found["tokens_vs_best_min"] = _least(map(token_ratio, places.values()))
+    large = [one for one in places.values() if (attention_share(one) or 0.0) > LARGE_SHARE]
+    found["tokens_vs_best_large_share_min"] = _least(map(token_ratio, large))
+    ours = [row for row in rows if row["contender"] == TUNED]
+    found["host_us_per_step"] = max((row["host_us"] for row in ours), default=None)
+    found["mjolnir_step_share"] = _least(row["mjolnir_step_share"] for row in ours)
+    return {name: round(value, 4) for name, value in found.items() if value is not None}
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def verdict(name: str, value: float) -> str:
+    """`met`, or by how much it is missed; nothing where there is no target."""
+    if name not in TARGETS:
+        return ""
+    sign, target = TARGETS[name]
+    missed = target - value if sign == ">=" else value - target
+    return "met" if missed <= 0 else f"missed by {missed:.3g}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result file.
+
+    Raises:
+        UsageFailure: it cannot be read, or is none of this bench.
+    """
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        whole = data["schema"] == SCHEMA and all(name in row for row in data["rows"] for name in NAMES)
+        whole = whole and bool(data["taken"]["device"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageFailure(f"{path} cannot be read as results of `bench vllm`: {error}") from error
+    if not whole:
+        raise UsageFailure(f"{path} holds no results of `bench vllm`: its schema is {data['schema']!r}")
+    return dict(data)

@@ -1,0 +1,154 @@
+"""`mjolnir bench vllm` with engines that are made up: order, rows, figures, and what could not be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjolnir.kernel.knobs import Setting
+from mjolnir.research.answer import Exit, MissingFailure, UsageFailure
+from mjolnir.research.bench import vllm as twin
+from mjolnir.research.bench import vllm_rows as files
+from mjolnir.research.serving.process import EngineFailed
+from mjolnir.research.serving.timing import Question
+
+ATTENTION = {"mjolnir": 100.0, "mjolnir-default": 110.0, "TRITON_ATTN": 300.0, "FLASH_ATTN": 150.0, "FLASHINFER": 160.0}
+"""Microseconds of a step in attention; the rest of a step takes 200."""
+
+
+class Engines:
+    """Times every question by a rule; those named in `lost` fail."""
+
+    def __init__(self, *lost: str) -> None:
+        self.asked: list[tuple[str, Question, Mapping[str, str]]] = []
+        self._lost = lost
+
+    def __call__(self, asked: Question, environment: Mapping[str, str]) -> dict[str, Any]:
+        contender = asked.name.partition(" ")[0]
+        self.asked.append((contender, asked, environment))
+        if contender in self._lost:
+            raise EngineFailed(f"{asked.name}: the engine failed")
+        facts = {"device": "card", "torch": "2", "vllm": "0.31.0", "v2_runner": True, "seconds": {"start": 1.0}}
+        return {"times": [self._times(contender, *point) for point in asked.points], "facts": facts}
+
+    def _times(self, contender: str, batch: int, context: int) -> dict[str, Any]:
+        attention = ATTENTION[contender] * context / 32768
+        step = 200 + attention
+        ours = contender.startswith("mjolnir")
+        return {
+            "batch": batch, "context": context, "step_us": [step] * 3, "tokens_per_s": [1e6 * batch / step] * 3,
+            "host_us": [20.0 + batch / 10] * 3, "attention_us": attention, "kernels": {"k": attention}, "others": {},
+            "trouble": "", "decode_steps": 200, "mjolnir_steps": 199 if ours else 0,
+        }  # fmt: skip
+
+
+def test_the_order_goes_there_and_back() -> None:
+    assert twin.order("AB", 1) == list("ABBA")
+    assert twin.order("AB", 2) == list("ABBAABBA")
+    assert twin.order("AB", 0) == list("AB")
+
+
+def test_all_is_timed_and_the_figures_follow(tmp_path: Path) -> None:
+    engines, out = Engines(), tmp_path / "vllm.json"
+    answer = twin.vllm(twin.Options(out=out), engines)
+    assert answer.code is Exit.DONE
+    assert [one[0] for one in engines.asked[:10]] == [*ATTENTION, *reversed(ATTENTION)]
+    assert len(engines.asked) == 20
+    rows = answer.data["rows"]
+    assert len(rows) == 2 * 6 * 5
+    assert {row["processes"] for row in rows} == {2}
+    figures = answer.data["figures"]
+    assert figures["attn_speedup_b1"] == figures["attn_speedup_b64"] == 1.5
+    short = (200 + 150 / 8) / (200 + 100 / 8)
+    assert figures["tokens_vs_best_min"] == pytest.approx(short, abs=1e-4)
+    assert figures["tokens_vs_best_large_share_min"] == pytest.approx(350 / 300, abs=1e-4)
+    assert figures["host_us_per_step"] == pytest.approx(26.4)
+    assert figures["mjolnir_step_share"] == 0.995
+    assert json.loads(out.read_text()) == json.loads(json.dumps(answer.data))
+    assert files.read(out)["figures"] == figures
+    assert "met" in str(answer.view)
+
+
+def test_what_the_engines_are_asked() -> None:
+    engines = Engines()
+    twin.vllm(twin.Options(models=("head-dim-256",), points=("1x512", "8x4096"), runner="v1", rounds=0), engines)
+    asked = {contender: (question, environment) for contender, question, environment in engines.asked}
+    question, environment = asked["mjolnir"]
+    assert (question.backend, question.points, question.layers) == ("CUSTOM", ((8, 4096), (1, 512)), 4)
+    assert environment == {
+        "VLLM_KV_CACHE_LAYOUT": "HND", "MJOLNIR_ATTN_FALLBACK": "FLASH_ATTN", "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }  # fmt: skip
+    built_in = asked["mjolnir-default"][1]
+    assert built_in["MJOLNIR_ATTN_CTAS"] == str(Setting().ctas_per_sm)
+    assert len(built_in) == 3 + len(Setting().as_dict())
+    assert asked["FLASHINFER"][1] == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    engine = question.engine
+    tokens = engine["kv_cache_memory_bytes"] / (2 * 2 * 256 * 4)
+    assert tokens > 8 * (4096 + question.windows * question.steps)
+    assert engine["max_model_len"] > 4096 + question.windows * question.steps
+    assert engine["compilation_config"]["cudagraph_capture_sizes"] == [1, 2, 4, 8]
+
+
+def test_what_fails_is_told_and_the_rest_stays() -> None:
+    answer = twin.vllm(twin.Options(models=("qwen3-8b",), rounds=0), Engines("FLASHINFER"))
+    assert answer.code is Exit.FAILED
+    assert {row["contender"] for row in answer.data["rows"]} == set(ATTENTION) - {"FLASHINFER"}
+    (part,) = answer.data["taken"]["parts"]
+    assert part["not_run"] == {"FLASHINFER qwen3-8b": "FLASHINFER qwen3-8b: the engine failed"}
+    with pytest.raises(UsageFailure, match="the engine failed"):
+        twin.vllm(twin.Options(contenders=("mjolnir",)), Engines("mjolnir"))
+
+
+def test_rows_are_merged_and_the_newer_ones_count(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.json"
+    options = twin.Options(models=("qwen3-8b",), points=("1x32768",), rounds=0, out=file)
+    first = twin.vllm(replace(options, contenders=("mjolnir", "FLASH_ATTN")), Engines())
+    assert first.data["figures"]["attn_speedup_b1"] == 1.5
+    second = replace(options, contenders=("FLASHINFER", "TRITON_ATTN"), append=(file,), out=None)
+    merged = twin.vllm(second, Engines()).data
+    assert [row["contender"] for row in merged["rows"]] == ["FLASHINFER", "FLASH_ATTN", "TRITON_ATTN", "mjolnir"]
+    assert len(merged["taken"]["parts"]) == 2
+    data = json.loads(file.read_text())
+    data["taken"]["parts"][0]["device"] = "another"
+    file.write_text(json.dumps(data))
+    with pytest.raises(UsageFailure, match="results of one device"):
+        twin.vllm(second, Engines())
+    file.write_text('{"schema": "x", "rows": [], "taken": {"device": "d"}}')
+    with pytest.raises(UsageFailure, match="schema is 'x'"):
+        twin.vllm(second, Engines())
+
+
+def test_a_point_without_a_peer_or_attention_has_no_figure() -> None:
+    def row(**values: Any) -> dict[str, Any]:
+        times = Engines()._times(values.pop("contender"), 1, 32768)
+        return files.make(values.pop("name"), "m", {}, [{**times, **values}])
+
+    alone = row(contender="mjolnir", name="mjolnir")
+    assert set(files.figures([alone])) == {"host_us_per_step", "mjolnir_step_share"}
+    lost = row(contender="FLASH_ATTN", name="FLASH_ATTN", attention_us=None, trouble="no product was recognised")
+    assert lost["trouble"] == ["no product was recognised"]
+    assert set(files.figures([alone, lost])) == {"tokens_vs_best_min", "host_us_per_step", "mjolnir_step_share"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"contenders": ("x",)}, "--contender 'x' is none of mjolnir,"),
+        ({"models": ("x",)}, "--model 'x' is none of qwen3-8b,"),
+        ({"points": ("0x8",)}, "--point '0x8' is not BATCHxTOKENS"),
+    ],
+)
+def test_what_is_unknown_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageFailure, match=words):
+        twin.vllm(replace(twin.Options(), **change), Engines())
+
+
+def test_without_a_gpu_it_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(MissingFailure, match="verify vllm"):
+        twin.vllm(twin.Options())

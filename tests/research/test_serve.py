@@ -1,0 +1,179 @@
+"""`mjolnir serve`: the command line that it becomes, and what it warns of."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.research import serve as twin
+from mjolnir.research.answer import MissingFailure, UsageFailure
+from mjolnir.research.serving.config import Serving, kinds
+from tests.research.test_cli import call
+
+QWEN = {
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096, "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+GEMMA = {
+    **QWEN, "head_dim": 256, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def whole_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if vLLM were installed, under its own name."""
+    monkeypatch.setattr(twin, "version", lambda name: "0.31.0")
+
+
+def plan(model: object, *arguments: str, **environ: str) -> twin.Plan:
+    return twin.plan_of(str(model), arguments, environ)
+
+
+def test_backend_kv_dtype_and_layout_are_set(model: Path) -> None:
+    made = plan(model, "--port", "8001")
+    assert made.command == (
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", "8001",
+        "--attention-backend", "CUSTOM", "--kv-cache-dtype", "fp8",
+    )  # fmt: skip
+    assert made.variables == {"VLLM_KV_CACHE_LAYOUT": "HND"}
+    assert (made.warnings, made.notes) == ((), ())
+
+
+def test_a_build_under_another_name_is_served_by_its_module(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(twin, "version", version)
+    monkeypatch.setattr(twin, "find_spec", lambda name: object())
+    assert plan(model).command[1:5] == ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
+    monkeypatch.setattr(twin, "find_spec", lambda name: None)
+    assert plan(model).command[2] == "vllm.entrypoints.cli.main"
+
+
+def test_what_the_user_says_stays(model: Path) -> None:
+    made = plan(model, "--kv_cache_dtype=fp8_e4m3", "-ac.backend", "custom", VLLM_KV_CACHE_LAYOUT="NHD")
+    assert made.command[5:] == ("--kv_cache_dtype=fp8_e4m3", "-ac.backend", "custom")
+    assert (made.variables, made.warnings) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "environ", "words"),
+    [
+        (QWEN, ("--attention-backend", "FLASH_ATTN"), {}, "FLASH_ATTN is not Mjolnir's"),
+        (QWEN, (), {"MJOLNIR_ATTN_DISABLE": "1"}, "MJOLNIR_ATTN_DISABLE is set"),
+        (QWEN, ("--kv-cache-dtype", "auto"), {}, "its attention will run on the fallback: the KV cache is auto"),
+        (QWEN, ("--block-size=256",), {}, "a kernel block of 256 tokens"),
+        (QWEN, ("-dcp", "2"), {}, "context parallelism"),
+        (QWEN, ("-tp", "3"), {}, "cannot be divided"),
+        (QWEN, ("--dtype", "float32"), {}, "float32"),
+        ({**QWEN, "head_dim": 96}, (), {}, "head_dim = 96"),
+        ({**QWEN, "attn_logit_softcapping": 50.0}, (), {}, "capped at 50"),
+        ({**QWEN, "model_type": "gpt_oss"}, (), {}, "sinks"),
+        ({**QWEN, "kv_lora_rank": 512}, (), {}, "MLA"),
+        ({**QWEN, "sliding_window": 4096}, (), {}, "a sliding window of 4096"),
+        (GEMMA, (), {}, "its layers of kind sliding_attention will run on the fallback: a sliding window of 512"),
+        ({"is_encoder_decoder": True}, (), {}, "an encoder"),
+        ({}, (), {}, "num_attention_heads is None"),
+    ],
+)
+def test_what_will_not_run_on_mjolnir_is_told(
+    tmp_path: Path, config: dict[str, Any], arguments: Sequence[str], environ: Mapping[str, str], words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (warning,) = plan(tmp_path, *arguments, **environ).warnings
+    assert words in warning
+
+
+def test_a_model_that_is_not_here_is_said_to_be_unknown(tmp_path: Path) -> None:
+    made = plan(tmp_path / "none")
+    assert made.warnings == ()
+    assert "only known at its start" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        ((), {"MJOLNIR_ATTN_MAX_QLEN": "many"}, "MJOLNIR_ATTN_MAX_QLEN"),
+        (("-tp", "two"), {}, "--tensor-parallel-size 'two' is not a whole number"),
+        (("--speculative-config", "{"), {}, "no JSON object"),
+    ],
+)
+def test_what_does_not_parse_is_refused_before_anything_loads(
+    model: Path, arguments: Sequence[str], environ: Mapping[str, str], words: str
+) -> None:
+    with pytest.raises(UsageFailure, match=words):
+        plan(model, *arguments, **environ)
+
+
+def test_options_are_read_in_every_spelling() -> None:
+    given = twin.options(["-tp", "4", "--block_size=16", "--flag", "--max-num-seqs", "8", "x", "--port", "-1"])
+    assert given == {
+        "--tensor-parallel-size": "4", "--block-size": "16", "--flag": "", "--max-num-seqs": "8", "--port": "-1",
+    }  # fmt: skip
+    assert twin.serving_of(given) == Serving(tensor_parallel=4, block_size=16, max_num_seqs=8)
+
+
+def test_layers_that_are_no_attention_are_left_out() -> None:
+    config = {**GEMMA, "layer_types": ["linear_attention", "full_attention", "mamba"]}
+    ((name, found),) = kinds({"text_config": config}, Serving(tensor_parallel=8))
+    assert name == "full_attention"
+    assert Geometry(found.heads_q, found.heads_kv, found.head_dim) == Geometry(4, 1, 256)
+
+
+def test_it_becomes_the_server(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KEPT", "1")
+    started: list[tuple[Sequence[str], Mapping[str, str]]] = []
+    twin.serve(str(model), ["--kv-cache-dtype", "auto"], start=lambda *given: started.append(given))
+    ((command, environment),) = started
+    assert command[3:5] == ("serve", str(model))
+    assert (environment["KEPT"], environment["VLLM_KV_CACHE_LAYOUT"]) == ("1", "HND")
+    assert "warning: its attention will run on the fallback" in capsys.readouterr().err
+    monkeypatch.setattr(twin, "find_spec", lambda name: None)
+    with pytest.raises(MissingFailure, match="not installed"):
+        twin.serve(str(model), [])
+
+
+def test_the_command_passes_on_what_it_does_not_know(model: Path) -> None:
+    code, out, _ = call("serve", model, "--dry-run", "-tp", 2, "--port=1", "--no-enable-log-requests", "--json")
+    passed = json.loads(out)["command"][5:]
+    assert (code, passed[:4]) == (0, ["-tp", "2", "--port=1", "--no-enable-log-requests"])
+    assert call("serve", model, "--dry-run", "--speculative-config", "[]")[0] == 2
+
+
+def test_explain_tells_what_every_batch_size_gets(model: Path) -> None:
+    code, out, _ = call(
+        "defaults", "explain", "--model", model, "--device", "h200", "--max-num-seqs", 9, "--speculative-tokens", 1,
+        "--json",
+    )  # fmt: skip
+    rows = json.loads(out)["layers"]["full_attention"]["rows"]
+    assert code == 0
+    assert [(row["batch"], row["q_len"]) for row in rows] == [(b, q) for q in (1, 2) for b in (1, 2, 4, 8, 16)]
+    assert rows[3]["row"]["key"]["batch"] == rows[3]["key"]["batch"] == 8
+    text = call("defaults", "explain", "--model", model / "config.json", "--device", "h200")[1]
+    assert "run on Mjolnir on NVIDIA H200" in text
+    assert "packaged table" in text
+
+
+def test_explain_tells_what_is_refused(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(GEMMA))
+    code, text, _ = call("defaults", "explain", "--model", model, "--device", "h200")
+    assert code == 0
+    assert "Layers of kind sliding_attention run on the fallback: a sliding window of 512" in text
+    assert "Layers of kind full_attention run on Mjolnir" in text
+    for arguments in ((), ("--model", model, "--geometry", "32/8xd128"), ("--model", model / "none")):
+        assert call("defaults", "explain", "--device", "h200", *arguments)[0] == 2

@@ -21,6 +21,9 @@ from mjolnir.kernel.engines.ring import Barriers, Pool, Ring
 from mjolnir.kernel.geometry import TILE
 from mjolnir.kernel.variant import Variant, warpgroup_registers
 
+FEW_SEQUENCES = 8
+"""Up to so many sequences, each has the block-table entries of several CTAs in its row's first 4 KB."""
+
 
 class Decode:
     """One variant of the decode kernel."""
@@ -36,7 +39,7 @@ class Decode:
             bool(variant.kv_evict_first),
         )
         self.output = Output(self.geometry, self.engine, variant.o_mul, variant.lse, variant.fault)
-        reads = 16 if variant.ctas_per_sm <= 2 else 8
+        reads = 8 if variant.ctas_per_sm > 2 else 32 if self.engine.name == WGMMA else 16
         self.warps = variant.consumer_warps
         self.registers = warpgroup_registers(variant.ctas_per_sm) if self.engine.name == WGMMA else (0, 0)
         self.merge = Merge(self.geometry, self.engine, self.output, self.warps, warp.BARRIER, reads)
@@ -108,6 +111,8 @@ class Decode:
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
         self._touch_lengths(operands)
+        if number == self.warps:
+            self._touch_table(operands)
         begin, stop = self._run(operands)
         if number >= self.warps:
             if cutlass.const_expr(self.registers[0] > 0):
@@ -126,6 +131,19 @@ class Decode:
         if first < cute.size(operands.lengths):
             ptx.touch_global((operands.lengths.iterator + first).toint())
             ptx.touch_global((operands.tiles.iterator + first).toint())
+
+    @cute.jit
+    def _touch_table(self, operands: Operands) -> None:
+        """Bring the block-table entries that this CTA begins with into L1, if sequences are few and alike.
+
+        Which sequence it begins with the cuts will tell; where it is another one, nothing is lost.
+        """
+        batch, width = cute.size(operands.lengths), cute.size(operands.table, mode=[1])
+        cta, _, _ = cute.arch.block_idx()
+        entry = cute.arch.lane_idx() * (LINE_BYTES // 4)
+        if batch <= FEW_SEQUENCES and entry < width:
+            sequence = cta * batch // (cute.size(operands.cuts, mode=[0]) - 1)
+            ptx.touch_global(operands.table[sequence, None].iterator.toint() + entry * 4)
 
     @cute.jit
     def _touch(self, operands: Operands, number: Int32) -> None:

@@ -124,14 +124,18 @@ class LazySoftmax:
         return z
 
     @cute.jit
-    def log_of(self, board: Board, row: Int32) -> Float32:
-        """A row's log-sum-exp in base 2."""
-        z = self.sum_of(board, row)
+    def log_of(self, board: Board, row: Int32, z: Float32) -> Float32:
+        """A row's log-sum-exp in base 2, from its sum."""
         _, top = ptx.load_shared_pair(board.rows + row * 8)
         log2 = -Float32.inf
         if z > 0.0:
             log2 = top + cute.math.log2(z)
         return log2
+
+    @cute.jit
+    def put_factor(self, board: Board, row: Int32, factor: Float32) -> None:
+        """Put another factor in the place of the one that turned a row's scores into powers of two."""
+        ptx.store_shared(board.rows + row * 8, factor)
 
     @cute.jit
     def _weigh(

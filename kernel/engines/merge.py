@@ -63,9 +63,19 @@ class Merge:
         return self.geometry.head_dim // 128
 
     @property
-    def batch(self) -> int:
-        """Partials that a lane reads at a time, so that their latencies overlap."""
-        return self.reads // self.quads
+    def ways(self) -> list[tuple[int, int]]:
+        """How many rows, and partials of each, a warp reads at a time, so that their latencies overlap.
+
+        The last way is for any number of partials, the one before it for no more than it says.
+        """
+        found: list[tuple[int, int]] = []
+        for rows in (4, 2, 1):
+            batch = min(MERGE_GROUP, self.reads // self.quads // rows)
+            if rows == 1 or (rows <= -(-self.engine.rows // self.warps) and batch >= MERGE_GROUP // 2):
+                found.append((rows, batch))
+            if found and batch == MERGE_GROUP:
+                break
+        return found[-2:]
 
     @cute.jit
     def bring(self, operands: Operands, chunk: Chunk, flag: cute.Tensor) -> None:
@@ -107,42 +117,81 @@ class Merge:
 
     @cute.jit
     def _combine(self, operands: Operands, item: Item, span: Span, final: cutlass.Boolean) -> None:
-        """Combine a span into the output, or into the partial of its first slot; the warps take its rows in turn."""
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        for row in cutlass.range(warp, self.engine.rows, self.warps, unroll=1):
-            if self.output.has(item, row):
-                self._combine_row(operands, item, span, row, final)
+        """Combine a span into the output, or into the partial of its first slot."""
+        if cutlass.const_expr(len(self.ways) == 1):
+            self._combine_rows(operands, item, span, final, *self.ways[0])
+        else:
+            self._combine_by_count(operands, item, span, final)
 
     @cute.jit
-    def _combine_row(self, operands: Operands, item: Item, span: Span, row: Int32, final: cutlass.Boolean) -> None:
-        lane = cute.arch.lane_idx()
+    def _combine_by_count(self, operands: Operands, item: Item, span: Span, final: cutlass.Boolean) -> None:
+        if span.count <= self.ways[0][1]:
+            self._combine_rows(operands, item, span, final, *self.ways[0])
+        else:
+            self._combine_rows(operands, item, span, final, *self.ways[1])
+
+    @cute.jit
+    def _combine_rows(
+        self, operands: Operands, item: Item, span: Span, final: cutlass.Boolean, together: cutlass.Constexpr[int],
+        batch: cutlass.Constexpr[int],
+    ) -> None:  # fmt: skip
+        """The warps take the item's rows in turn, `together` rows and `batch` partials at a time."""
+        warp = ptx.here(cute.arch.make_warp_uniform(cute.arch.warp_idx()))
         value_scale = operands.v_scale[item.sequence, item.head]
-        acc = cute.make_rmem_tensor((4, self.quads), Float32)
-        acc.fill(0.0)
-        highest, total = -Float32.inf, Float32(0.0)
-        for base in cutlass.range(0, span.count, self.batch, unroll=1):
-            lse = self._lse(operands, span, row, base + lane % self.batch)
-            read = self._read(operands, span, row, base)
-            higher = cute.arch.fmax(highest, self._over_batch_max(lse))
-            # nothing seen yet: any finite base makes exp2(-inf) = 0
-            middle = higher
-            if higher == -Float32.inf:
-                middle = Float32(0.0)
-            alpha = ptx.exp2(highest - middle)
-            highest = higher
-            weight = ptx.exp2(lse - middle)
-            total *= alpha
-            for e in cutlass.range_constexpr(4 * self.quads):
-                acc[e] *= alpha
-            for j in cutlass.range_constexpr(self.batch):
-                mine = cute.arch.shuffle_sync(weight, j)
-                total += mine
-                # an empty run left a weight of zero and whatever was in its slot
-                if mine > 0.0:
-                    for e in cutlass.range_constexpr(4 * self.quads):
-                        acc[e] += mine * read[e, j]
-        inverse = Float32(0.0)
-        log2 = -Float32.inf
+        for first in cutlass.range(warp, self.engine.rows, self.warps * together, unroll=1):
+            acc = cute.make_rmem_tensor((4 * self.quads, together), Float32)
+            highest, total = (cute.make_rmem_tensor((together,), Float32) for _ in range(2))
+            acc.fill(0.0)
+            total.fill(0.0)
+            highest.fill(-Float32.inf)
+            for base in cutlass.range(0, span.count, batch, unroll=1):
+                lse = cute.make_rmem_tensor((together,), Float32)
+                read = cute.make_rmem_tensor((4 * self.quads, batch, together), Float32)
+                for r in cutlass.range_constexpr(together):
+                    # past the last row the last again: it is not written
+                    row = cutlass.min(first + r * self.warps, self.engine.rows - 1)
+                    lse[r] = self._lse(operands, span, row, base + cute.arch.lane_idx() % batch)
+                    self._read(operands, span, row, base, read[None, None, r])
+                for r in cutlass.range_constexpr(together):
+                    highest[r], total[r] = self._fold(acc[None, r], highest[r], total[r], lse[r], read[None, None, r])
+            for r in cutlass.range_constexpr(together):
+                row = first + r * self.warps
+                if row < self.engine.rows:
+                    if self.output.has(item, row):
+                        self._end(operands, item, span, row, final, acc[None, r], highest[r], total[r], value_scale)
+
+    @cute.jit
+    def _fold(
+        self, acc: cute.Tensor, highest: Float32, total: Float32, lse: Float32, read: cute.Tensor
+    ) -> tuple[Float32, Float32]:
+        """Add the partials of a batch to a row: `acc` in place; returns the new maximum and sum of weights."""
+        batch = cutlass.const_expr(cute.size(read, mode=[1]))
+        higher = cute.arch.fmax(highest, self._over_batch_max(lse, batch))
+        # nothing seen yet: any finite base makes exp2(-inf) = 0
+        middle = higher
+        if higher == -Float32.inf:
+            middle = Float32(0.0)
+        alpha = ptx.exp2(highest - middle)
+        weight = ptx.exp2(lse - middle)
+        total *= alpha
+        for e in cutlass.range_constexpr(4 * self.quads):
+            acc[e] *= alpha
+        for j in cutlass.range_constexpr(batch):
+            mine = cute.arch.shuffle_sync(weight, j)
+            total += mine
+            # an empty run left a weight of zero and whatever was in its slot
+            if mine > 0.0:
+                for e in cutlass.range_constexpr(4 * self.quads):
+                    acc[e] += mine * read[e, j]
+        return higher, total
+
+    @cute.jit
+    def _end(
+        self, operands: Operands, item: Item, span: Span, row: Int32, final: cutlass.Boolean, acc: cute.Tensor,
+        highest: Float32, total: Float32, value_scale: Float32,
+    ) -> None:  # fmt: skip
+        """Write a row that has all its partials."""
+        inverse, log2 = Float32(0.0), -Float32.inf
         if total > 0.0:
             inverse = 1.0 / total
             log2 = highest + cute.math.log2(total)
@@ -169,18 +218,17 @@ class Merge:
         return value
 
     @cute.jit
-    def _over_batch_max(self, value: Float32) -> Float32:
+    def _over_batch_max(self, value: Float32, batch: cutlass.Constexpr[int]) -> Float32:
         """Maximum over the partials of a batch, which neighbouring lanes hold."""
-        for bit in cutlass.range_constexpr(self.batch.bit_length() - 1):
+        for bit in cutlass.range_constexpr(batch.bit_length() - 1):
             value = cute.arch.fmax(value, cute.arch.shuffle_sync_bfly(value, offset=1 << bit))
         return value
 
     @cute.jit
-    def _read(self, operands: Operands, span: Span, row: Int32, base: Int32) -> cute.Tensor:
+    def _read(self, operands: Operands, span: Span, row: Int32, base: Int32, read: cute.Tensor) -> None:
         """This lane's elements 4 l to 4 l + 3 of each 128 of the row, (4 quads, batch); past the end the last again."""
-        lane = cute.arch.lane_idx()
-        read = cute.make_rmem_tensor((4 * self.quads, self.batch), Float32)
-        for j in cutlass.range_constexpr(self.batch):
+        lane = ptx.here(cute.arch.lane_idx())
+        for j in cutlass.range_constexpr(cute.size(read, mode=[1])):
             slot = self._slot(span, cutlass.min(base + j, span.count - 1))
             address = operands.partial[slot, row, None].iterator.toint() + lane * 16
             for q in cutlass.range_constexpr(self.quads):
@@ -188,17 +236,16 @@ class Merge:
                 read[e, j], read[e + 1, j], read[e + 2, j], read[e + 3, j] = ptx.load_shared_by_grid_quad(
                     address + q * 512
                 )
-        return read
 
     @cute.jit
     def _write(
         self, operands: Operands, item: Item, row: Int32, acc: cute.Tensor, factor: Float32, log2: Float32
     ) -> None:
-        lane = cute.arch.lane_idx()
+        lane = ptx.here(cute.arch.lane_idx())
         values = cute.make_rmem_tensor((4,), Float32)
         for q in cutlass.range_constexpr(self.quads):
             for e in cutlass.range_constexpr(4):
-                values[e] = acc[e, q] * factor
+                values[e] = acc[4 * q + e] * factor
             self.output.write(operands, item, row, 4 * lane + 128 * q, values)
         if lane == 0:
             self.output.write_lse(operands, item, row, log2)
@@ -207,13 +254,14 @@ class Merge:
     def _write_partial(
         self, operands: Operands, slot: Int32, row: Int32, acc: cute.Tensor, inverse: Float32, log2: Float32
     ) -> None:
-        lane = cute.arch.lane_idx()
+        lane = ptx.here(cute.arch.lane_idx())
         address = operands.partial[slot, row, None].iterator.toint() + lane * 16
         # the row's log-sum-exps are read by all lanes before one of them is written over
         cute.arch.sync_warp()
         for q in cutlass.range_constexpr(self.quads):
             ptx.store_global_quad(
-                address + q * 512, acc[0, q] * inverse, acc[1, q] * inverse, acc[2, q] * inverse, acc[3, q] * inverse
+                address + q * 512,
+                *(acc[4 * q + e] * inverse for e in range(4)),
             )
         if lane == 0:
             operands.partial_lse[slot, row] = log2

@@ -246,39 +246,43 @@ class WgmmaConsumer(Consumer):
         thread = ptx.here(cute.arch.thread_idx()[0])
         lane, warp = thread % 32, thread // 32
         self.softmax.share(total, shared.board)
-        value_scale = Float32(1.0)
-        if chunk.whole:
-            value_scale = operands.v_scale[chunk.item.sequence, chunk.item.head]
+        self._end_rows(operands, chunk, shared)
         pair = cute.make_rmem_tensor((2,), Float32)
         for j in cutlass.range_constexpr(self.groups):
+            factors = cute.make_rmem_tensor((2,), Float32)
+            factors[0], _, factors[1], _ = self.softmax.look(shared.board, j)
             for e in cutlass.range_constexpr(2):
                 row = 8 * j + 2 * (lane % 4) + e
                 if row < self.engine.rows:
                     if self.output.has(chunk.item, row):
-                        z = self.softmax.sum_of(shared.board, row)
-                        factor = Float32(0.0)
-                        if z > 0.0:
-                            factor = value_scale / z
                         for m in cutlass.range_constexpr(self.slabs):
                             d = 64 * m + 16 * warp + 2 * (lane // 4)
-                            pair[0] = out[e + 4 * j, m] * factor
-                            pair[1] = out[e + 2 + 4 * j, m] * factor
+                            pair[0] = out[e + 4 * j, m] * factors[e]
+                            pair[1] = out[e + 2 + 4 * j, m] * factors[e]
                             if chunk.whole:
                                 self.output.write(operands, chunk.item, row, d, pair)
                             else:
                                 address = operands.partial[chunk.slot, row, None].iterator.toint() + d * 4
                                 ptx.store_global_pair(address, pair[0], pair[1])
-        self._write_lse(operands, chunk, shared)
         # the next chunk's rows overwrite the board
         cute.arch.barrier(barrier_id=BARRIER, number_of_threads=THREADS)
 
     @cute.jit
-    def _write_lse(self, operands: Operands, chunk: Chunk, shared: Shared) -> None:
-        row, _, _ = cute.arch.thread_idx()
-        if row < self.engine.rows:
-            if self.output.has(chunk.item, row):
-                log2 = self.softmax.log_of(shared.board, row)
+    def _end_rows(self, operands: Operands, chunk: Chunk, shared: Shared) -> None:
+        """A thread for each row writes its log-sum-exp, and what its output is multiplied by into the board."""
+        row = ptx.here(cute.arch.thread_idx()[0])
+        if row < self.rows:
+            z = self.softmax.sum_of(shared.board, row)
+            scaled, log2 = Float32(0.0), self.softmax.log_of(shared.board, row, z)
+            if z > 0.0:
+                scaled = 1.0 / z
                 if chunk.whole:
-                    self.output.write_lse(operands, chunk.item, row, log2)
-                else:
-                    operands.partial_lse[chunk.slot, row] = log2
+                    scaled *= operands.v_scale[chunk.item.sequence, chunk.item.head]
+            self.softmax.put_factor(shared.board, row, scaled)
+            if row < self.engine.rows:
+                if self.output.has(chunk.item, row):
+                    if chunk.whole:
+                        self.output.write_lse(operands, chunk.item, row, log2)
+                    else:
+                        operands.partial_lse[chunk.slot, row] = log2
+        cute.arch.barrier(barrier_id=BARRIER, number_of_threads=THREADS)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
@@ -20,6 +18,7 @@ from mjolnir.research.naming import Names
 from mjolnir.research.promote import REPLAY_REFUSED, promote
 from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running
+from mjolnir.research.tags import checked_tag, fresh_tag
 from mjolnir.tuner import coordinator
 from mjolnir.tuner.bench import BenchFailure
 from mjolnir.tuner.proposers import ProposerError, make
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from mjolnir.tuner.bench import Bench
     from mjolnir.tuner.coordinator import Result
     from mjolnir.tuner.options import Options
-
-ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +122,6 @@ def _dry_run(request: Request, tag: str) -> Answer:
         return dry_run(bench, options, _plan(bench, options))
 
 
-def fresh_tag() -> str:
-    """A tag that no other run has: the time in UTC and four random letters."""
-    letters = "".join(secrets.choice(ALPHABET) for _ in range(4))
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{letters}"
-
-
-def checked_tag(tag: str) -> str:
-    try:
-        return ledgers.check_tag(tag)
-    except ValueError as error:
-        raise UsageFailure(str(error)) from error
-
-
 @contextmanager
 def failures_in_words(ledger: Ledger, *again: object) -> Iterator[None]:
     """A device that is lost, or a full disk, ends a campaign with a message; what is recorded stays, and can go on.
@@ -168,8 +152,7 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
         _require_intent(request, ledger, tag, len(known))
         bodies = [record["body"] for record in known if record["kind"] == "campaign"]
         recorded = bodies[-1] if bodies else None
-        if recorded and recorded.get("sources"):
-            raise UsageFailure(f"{tag} holds source experiments, which `autoresearch try` adds to; take another --tag")
+        _require_knobs(tag, recorded)
         options = request.options(recorded["options"] if recorded else None)
         if request.worker:
             sharing.require_consent(request, options)
@@ -210,6 +193,11 @@ def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> N
         raise UsageFailure(
             f"the tag {tag} exists ({known} records): go on with it by --resume, or choose another --tag"
         )
+
+
+def _require_knobs(tag: str, recorded: Mapping[str, Any] | None) -> None:
+    if recorded and recorded.get("sources"):
+        raise UsageFailure(f"{tag} holds source experiments, which `autoresearch try` adds to; take another --tag")
 
 
 def _require_space(bench: Bench, options: Options) -> None:

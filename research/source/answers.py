@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Answer, Exit
 from mjolnir.research.hints import command
-from mjolnir.research.promote import interval
+from mjolnir.research.naming import interval
 from mjolnir.tuner.source_proof import KEEP
 from mjolnir.tuner.sources import Pair
 

@@ -15,7 +15,7 @@ from mjolnir import ledger as ledgers
 from mjolnir.research import benches, places
 from mjolnir.research.answer import Answer, Exit, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.bodies import environment, open_records
-from mjolnir.research.campaign import checked_tag, failures_in_words
+from mjolnir.research.campaign import failures_in_words
 from mjolnir.research.checkout import Checkout
 from mjolnir.research.journal import LedgerJournal
 from mjolnir.research.source import answers
@@ -26,6 +26,7 @@ from mjolnir.research.source.proving import CanaryPassed, Proof, Proving, Stoppe
 from mjolnir.research.source.tuning import Place, arms_of, retuned
 from mjolnir.research.stopping import Running
 from mjolnir.research.summary import bodies
+from mjolnir.research.tags import checked_tag
 from mjolnir.tuner.bench import Outcome, Status
 from mjolnir.tuner.source_proof import DISCARD, KEEP, Ruling
 from mjolnir.tuner.sources import Source

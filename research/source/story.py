@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.research.naming import counted
+from mjolnir.research.naming import counted, interval
 from mjolnir.research.plain import plain
-from mjolnir.research.promote import interval
 from mjolnir.research.source.answers import word
 from mjolnir.research.story import Part
 from mjolnir.tuner.workload import Workload

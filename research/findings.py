@@ -11,8 +11,7 @@ from mjolnir.kernel.geometry import Geometry
 from mjolnir.research import effects
 from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
 from mjolnir.research.hints import command
-from mjolnir.research.naming import Names, counted
-from mjolnir.research.promote import interval, written
+from mjolnir.research.naming import Names, counted, interval, written
 from mjolnir.research.summary import DECISIONS, summarize
 from mjolnir.tuner.workload import Workload
 

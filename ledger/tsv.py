@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from mjolnir.ledger.commits import knobs_of
+from mjolnir.ledger.errors import RecordError
 from mjolnir.ledger.live import last_lines, scan
-from mjolnir.ledger.record import Record, RecordError, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record
 
 NAME = "ledger.tsv"
 COLUMNS = ("commit", "value", "status", "description", "tag", "trial", "bucket", "outcome", "time", "record")
@@ -85,7 +87,7 @@ def _trial(line: bytes) -> Record | None:
 
 
 def _row(record: Record, commit: str) -> str:
-    body = record.body
+    body = record.content
     status = "crash" if body["status"] in _CRASHES else body.get("verdict") or "discard"
     ratio = body.get("ratio")
     value = f"{ratio:.6f}" if body["status"] == "measured" and isinstance(ratio, float | int) else "0.000000"

@@ -34,19 +34,13 @@ As pandas, a row a trial, a column a knob:
 The live file makes a record durable, the refs `refs/mjolnir/ledger/<tag>/<writer>` share it, the index finds it.
 """
 
+from mjolnir.ledger.errors import LedgerError, LedgerFull, RecordError
 from mjolnir.ledger.importer import Imported, read_file
 from mjolnir.ledger.ledger import Ledger, open
+from mjolnir.ledger.names import check_tag
+from mjolnir.ledger.parsing import parse
 from mjolnir.ledger.place import Place, locate
-from mjolnir.ledger.record import (
-    KINDS,
-    SCHEMA,
-    LedgerError,
-    LedgerFull,
-    Record,
-    RecordError,
-    check_tag,
-    parse,
-)
+from mjolnir.ledger.record import KINDS, SCHEMA, Record
 from mjolnir.ledger.summary import Best, TagSummary
 from mjolnir.ledger.tsv import tsv_text
 from mjolnir.ledger.verify import Problem, Verification

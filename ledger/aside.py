@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from mjolnir.ledger.record import LedgerError
+from mjolnir.ledger.errors import LedgerError
 
 FOLDER = ".ledger"
 _CHUNK = 1 << 20

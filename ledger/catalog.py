@@ -19,6 +19,9 @@ from mjolnir.ledger.sync import synchronise
 
 T = TypeVar("T")
 
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""Of the files that SQLite writes."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +92,8 @@ class Catalog:
         if self._index is not None and path != self._path:
             self.close()
         if self._index is None:
+            if path is not None:
+                _remove_links(path)
             self._index = Index(sqlite_url(path), self._algorithm)
             self._path = path
         return self._index
@@ -117,7 +122,7 @@ class Catalog:
             return
         _log.warning("the index %s is unusable and is built again: %s", path, reason)
         try:
-            for suffix in ("", "-wal", "-shm"):
+            for suffix in _SUFFIXES:
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         except OSError as error:
             self._move_to_memory(error)
@@ -125,3 +130,11 @@ class Catalog:
     def _move_to_memory(self, reason: object) -> None:
         _log.warning("the index cannot lie in %s and is kept in memory: %s", self._live.parent, reason)
         self._in_memory = True
+
+
+def _remove_links(path: Path) -> None:
+    """Take away links in the place of the index's files: SQLite would follow them and write somewhere else."""
+    for place in (path.with_name(path.name + suffix) for suffix in _SUFFIXES):
+        if place.is_symlink():
+            _log.warning("%s is a link, which the index does not follow; it is removed", place)
+            place.unlink()

@@ -1,7 +1,8 @@
 """The commit of a record: a pure function of (record bytes, parent).
 
 So importing the same lines on another machine makes the same commits, and the id is known before git has it.
-Whatever changes in this module changes commit ids, and needs a new record schema.
+Whatever changes in this module changes commit ids, and needs a new record schema: what an older schema's commits look
+like stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mjolnir.ledger.record import Record, canonical
+from mjolnir.ledger.record import PLAIN_SCHEMA, Record
+from mjolnir.ledger.spelling import canonical
 
 AUTHOR = "mjolnir <ledger@mjolnir.invalid>"
 PREFIX = "refs/mjolnir/ledger"
@@ -69,7 +71,9 @@ def ref_of(record: Record) -> str:
 
 def subject(record: Record) -> str:
     """One line: the kind, then what matters of it, such as `trial 42 keep 0.873 ctas_per_sm=2 kv_stages=4`."""
-    words = " ".join(str(word) for word in (record.kind, *_words(record.kind, record.body)) if word not in ("", None))
+    words = " ".join(
+        str(word) for word in (record.kind, *_words(record.kind, record.content)) if word not in ("", None)
+    )
     clean = _CONTROL.sub(" ", words)
     return clean if len(clean) <= _SUBJECT_LENGTH else clean[: _SUBJECT_LENGTH - 3] + "..."
 
@@ -83,7 +87,13 @@ def knobs_of(body: Mapping[str, Any]) -> str:
 
 
 def message(record: Record) -> bytes:
-    """The commit message: subject, and trailers for machines."""
+    """The commit message: subject, and trailers for machines.
+
+    The hash, of which certificates cite the whole, finds the commit; all else is in the record itself, and its ref
+    names tag and writer.
+    """
+    if record.schema != PLAIN_SCHEMA:
+        return f"{subject(record)}\n\nMjolnir-Record: {record.sha256[:16]}\n".encode()
     trailers = {
         "Mjolnir-Tag": record.tag,
         "Mjolnir-Writer": record.writer,
@@ -92,7 +102,7 @@ def message(record: Record) -> bytes:
         "Mjolnir-Sha256": record.sha256,
     }
     if record.kind == "trial":
-        trailers["Mjolnir-Trial"] = record.body["trial"]
+        trailers["Mjolnir-Trial"] = record.content["trial"]
     lines = (f"{name}: {value}\n" for name, value in trailers.items())
     return f"{subject(record)}\n\n{''.join(lines)}".encode()
 
@@ -133,9 +143,10 @@ def _words(kind: str, body: Mapping[str, Any]) -> Iterable[object]:
     """What the subject says after the kind."""
     match kind:
         case "trial":
-            value = body.get("ratio")
+            value, source = body.get("ratio"), body.get("source")
             shown = f"{value:.3f}" if body["status"] == "measured" and _is_number(value) else body["status"]
-            return body["trial"], body.get("verdict", ""), shown, knobs_of(body)
+            what = source.get("message") if isinstance(source, Mapping) else None
+            return body["trial"], body.get("verdict", ""), shown, what or knobs_of(body)
         case "campaign":
             device, workload = body.get("device"), body.get("workload")
             return _name(device), _name(workload), "simulated" if body.get("simulated") is True else ""

@@ -9,10 +9,10 @@ from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import exc
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL, make_url
 
-from mjolnir.ledger.record import LedgerError
+from mjolnir.ledger.errors import LedgerError
 
 DRIVER = "postgresql+psycopg"
 CONNECT_SECONDS = 10
@@ -100,6 +100,9 @@ def insert_new(dialect: str, table: sql.Table, rows: Sequence[Mapping[str, Any]]
     """Insert the rows whose keys are not there yet."""
     if dialect == "sqlite":
         return sqlite.insert(table).values(rows).on_conflict_do_nothing()
+    # Here because it takes long to import, asyncio and all, and few campaigns are shared.
+    from sqlalchemy.dialects import postgresql
+
     return postgresql.insert(table).values(rows).on_conflict_do_nothing()
 
 

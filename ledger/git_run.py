@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mjolnir.ledger.record import LedgerError
+from mjolnir.ledger.errors import LedgerError
 
 _WAYS_OUT = frozenset({
     "GIT_ASKPASS", "GIT_PROXY_SSL_CAINFO", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_SSL_CAINFO",

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from mjolnir.ledger.commits import PREFIX, Commit, ref_of, stream
 from mjolnir.ledger.git_run import GitError as GitError
 from mjolnir.ledger.git_run import run_git
@@ -96,6 +94,9 @@ class GitStore:
         Raises:
             GitError: another process kept the lock for `timeout` seconds, or the git directory cannot be written.
         """
+        # Here because it imports asyncio, and those who read take no lock.
+        from filelock import FileLock, Timeout
+
         folder = self.common / "mjolnir"
         try:
             folder.mkdir(exist_ok=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjolnir.ledger.chain import Link, broken
+from mjolnir.ledger.errors import LedgerError, RecordError
 from mjolnir.ledger.live import scan
-from mjolnir.ledger.record import MAX_LINE, LedgerError, Record, RecordError, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import MAX_LINE, Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ class Adding:
         self._rows[RECORDS].append(place | _columns(record, digest, commit_id, environment_id))
         self._rows[LINES].append(place | {"line": record.line})
         self._rows[RATIOS].extend(
-            place | {"bucket": bucket, "ratio": ratio, "tag": record.tag, "trial": record.body["trial"]}
+            place | {"bucket": bucket, "ratio": ratio, "tag": record.tag, "trial": record.content["trial"]}
             for bucket, ratio in _ratios(record).items()
         )
         self.count += 1
@@ -263,7 +263,7 @@ class Adding:
 
 
 def _columns(record: Record, digest: str, commit_id: str, environment_id: str) -> dict[str, Any]:
-    body: Mapping[str, Any] = record.body if record.kind == "trial" else {}
+    body: Mapping[str, Any] = record.content if record.kind == "trial" else {}
     setting = body.get("setting")
     return {
         "lamport": record.lamport, "tag": record.tag, "kind": record.kind, "time": record.time, "sha256": digest,
@@ -276,9 +276,9 @@ def _columns(record: Record, digest: str, commit_id: str, environment_id: str) -
 
 def _ratios(record: Record) -> dict[int, float]:
     """Ratio by bucket of a measured trial; keys of JSON objects are text."""
-    if record.kind != "trial" or record.body["status"] != "measured":
+    if record.kind != "trial" or record.content["status"] != "measured":
         return {}
-    ratios = record.body.get("ratios")
+    ratios = record.content.get("ratios")
     items = ratios.items() if isinstance(ratios, Mapping) else ()
     pairs = ((int(bucket), _number(ratio)) for bucket, ratio in items if _BUCKET.fullmatch(bucket))
     return {bucket: ratio for bucket, ratio in pairs if ratio is not None}

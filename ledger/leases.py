@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from mjolnir.ledger.database import changing, insert_new, seconds_now, worded
-from mjolnir.ledger.record import LedgerError
+from mjolnir.ledger.errors import LedgerError
 
 SCHEMA = sql.MetaData()
 """The tables that hosts share."""

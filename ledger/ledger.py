@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjolnir.ledger import tsv
+from mjolnir.ledger.errors import LedgerError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.importer import Imported, missing, read_untorn
 from mjolnir.ledger.live import NAME, LiveFile, make_folder
+from mjolnir.ledger.names import check_tag
 from mjolnir.ledger.place import Place, locate
 from mjolnir.ledger.reader import Reader
-from mjolnir.ledger.record import LedgerError, Record, check_tag
+from mjolnir.ledger.record import Record
+from mjolnir.ledger.space import Room
 from mjolnir.ledger.verify import Verification, Verifier
 from mjolnir.ledger.writer import Writer
 
@@ -79,14 +82,16 @@ class Ledger(Reader):
         return None if self._store is None else self._store.common
 
     def prepare(self) -> None:
-        """Make the folder where it is missing.
+        """Make the folder where it is missing, and look whether there is room: before the work rather than in it.
 
         Raises:
             LedgerError: it cannot be made, or not be written.
+            LedgerFull: the disk is nearly full.
         """
         make_folder(self.folder)
         if not os.access(self.folder, os.W_OK):
             raise LedgerError(f"{self.folder} cannot be written; name another with --ledger")
+        Room([self.folder] if self._store is None else [self.folder, self._store.common]).check()
 
     def writer(self, tag: str, environment: Mapping[str, Any] | None = None) -> Writer:
         """A new writer of `tag`; its first record carries `environment`.

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from mjolnir.ledger import aside
-from mjolnir.ledger.record import MAX_LINE, LedgerError, LedgerFull, Record, RecordError, parse
+from mjolnir.ledger.errors import LedgerError, LedgerFull, RecordError
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import MAX_LINE, Record
 
 NAME = "ledger.jsonl"
 LOCK = "ledger.lock"
@@ -42,11 +42,16 @@ class LiveFile:
         self.size = size
         self._fd = -1
         make_folder(folder)
+        # Here because it imports asyncio, and those who read take no lock.
+        from filelock import FileLock
+
         self._lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS, poll_interval=0.001, thread_local=False)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the file lock: no other process appends meanwhile."""
+        from filelock import Timeout
+
         try:
             self._lock.acquire()
         except Timeout as error:

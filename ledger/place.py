@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from mjolnir.ledger.record import LedgerError
+from mjolnir.ledger.errors import LedgerError
 
 VARIABLE = "MJOLNIR_LEDGER"
 _DISTRIBUTION = "mjolnir-autoresearch"

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from mjolnir.ledger.chain import Link, broken
 from mjolnir.ledger.commits import PREFIX, Commit, commit_of, ref_of
+from mjolnir.ledger.errors import NewerRecord, RecordError
 from mjolnir.ledger.git_store import GitError, GitStore
-from mjolnir.ledger.record import NewerRecord, Record, RecordError, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sql
 
 from mjolnir.ledger.chain import Link
+from mjolnir.ledger.errors import LedgerError
 from mjolnir.ledger.index import LINES, RATIOS, RECORDS, Index
-from mjolnir.ledger.record import LedgerError, Record, parse
+from mjolnir.ledger.parsing import parse, trusted
+from mjolnir.ledger.record import Record
 from mjolnir.ledger.summary import Best, TagSummary
 from mjolnir.ledger.wanted import Sort, Wanted
 
@@ -169,7 +171,7 @@ def state(index: Index, tag: str) -> list[list[Any]]:
 
 def stream(index: Index, tag: str) -> Iterator[Record]:
     """The records of a tag in order, one after the other, so that nobody has to hold them all."""
-    return (_of_index(row[0]) for row in index.stream(_select(RECORDS.c.tag == tag)))
+    return (trusted(row[0]) for row in index.stream(_select(RECORDS.c.tag == tag)))
 
 
 def by_hash(index: Index, sha256: str) -> Record | None:
@@ -222,7 +224,7 @@ def _records(
 ) -> tuple[Record, ...]:
     """Records by `order` and then in the order of records; `latest` gives the last of them alone."""
     statement = _select(*conditions, order=order, limit=limit, latest=latest)
-    return tuple(_of_index(row[0]) for row in index.query(statement))
+    return tuple(trusted(row[0]) for row in index.query(statement))
 
 
 def _select(
@@ -234,15 +236,6 @@ def _select(
     same = sql.and_(RECORDS.c.writer == LINES.c.writer, RECORDS.c.seq == LINES.c.seq)
     chosen = sql.select(LINES.c.line).join_from(RECORDS, LINES, same).where(*conditions)
     return chosen.order_by(*keys).limit(limit)
-
-
-def _of_index(line: bytes) -> Record:
-    """The record of a line that was checked when it went into the index, which nobody else writes."""
-    values = json.loads(line)
-    return Record(
-        values["kind"], values["tag"], values["writer"], values["seq"], values["lamport"], values["prev"],
-        values["time"], values["body"], values.get("environment"), line,
-    )  # fmt: skip
 
 
 def _parts(values: Iterable[str]) -> Iterable[list[str]]:

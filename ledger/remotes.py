@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mjolnir.ledger.commits import PREFIX
+from mjolnir.ledger.errors import LedgerError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.proof import prove, writer_of
-from mjolnir.ledger.record import LedgerError, Record
+from mjolnir.ledger.record import Record
 from mjolnir.ledger.tombstone import KIND, buried
 from mjolnir.ledger.verify import Problem
 

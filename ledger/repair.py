@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from mjolnir.ledger import aside
 from mjolnir.ledger.chain import Link, broken
 from mjolnir.ledger.commits import PREFIX
+from mjolnir.ledger.errors import LedgerError, NewerRecord, RecordError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import LiveFile, scan
+from mjolnir.ledger.parsing import parse
 from mjolnir.ledger.proof import Proof, prove
-from mjolnir.ledger.record import MAX_LINE, LedgerError, NewerRecord, Record, RecordError, parse
+from mjolnir.ledger.record import MAX_LINE, Record
 from mjolnir.ledger.verify import Problem
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ import sqlalchemy as sql
 
 from mjolnir.ledger.database import StorageError, changing, engine, insert_new, masked, storage_url, worded
 from mjolnir.ledger.leases import SCHEMA, Lease, LeaseTable
-from mjolnir.ledger.record import Record, check_tag, parse
+from mjolnir.ledger.names import check_tag
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record
 
 VERSION = 1
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mjolnir.ledger.record import LedgerFull
+from mjolnir.ledger.errors import LedgerFull
 
 MIB = 1024 * 1024
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import sqlalchemy as sql
 
+from mjolnir.ledger.errors import RecordError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.index import RECORDS, Adding, Index
 from mjolnir.ledger.live import scan
-from mjolnir.ledger.record import RecordError, parse
+from mjolnir.ledger.parsing import parse
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.ledger.commits import PREFIX
+from mjolnir.ledger.errors import LedgerError, RecordError
 from mjolnir.ledger.git_store import GitStore
 from mjolnir.ledger.live import LiveFile, scan
-from mjolnir.ledger.record import LedgerError, Record, RecordError, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record
 from mjolnir.ledger.repair import rewrite
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """`ledger.tsv`: the trials at a glance, in the autoresearch convention.
 
 One row a trial: commit, value (time over the default's; 0 when there is none, as the convention has it), status
-(keep, discard or crash), description; then columns of our own. It is made of records alone and costs no fsync:
+(keep, discard or crash), description. Of a source experiment they are the commit of the change, time over its base's,
+and what was changed and why. Then come columns of our own. It is made of records alone and costs no fsync:
 rows lost in a crash are written again when the ledger is next opened for writing.
 """
 
@@ -12,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from mjolnir.ledger.commits import knobs_of
+from mjolnir.ledger.errors import RecordError
 from mjolnir.ledger.live import last_lines, scan
-from mjolnir.ledger.record import Record, RecordError, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record
 
 NAME = "ledger.tsv"
 COLUMNS = ("commit", "value", "status", "description", "tag", "trial", "bucket", "outcome", "time", "record")
@@ -84,14 +87,19 @@ def _trial(line: bytes) -> Record | None:
 
 
 def _row(record: Record, commit: str) -> str:
-    body = record.body
+    body = record.content
     status = "crash" if body["status"] in _CRASHES else body.get("verdict") or "discard"
     ratio = body.get("ratio")
     value = f"{ratio:.6f}" if body["status"] == "measured" and isinstance(ratio, float | int) else "0.000000"
-    description = " ".join(part for part in (knobs_of(body), str(body.get("reason") or "")) if part)
+    source = body.get("source")
+    tried = source if isinstance(source, Mapping) else {}
+    what = str(tried.get("message") or "") or knobs_of(body)
+    # Of an experiment that was measured the value says why it was not kept.
+    reason = "" if tried and body["status"] == "measured" else str(body.get("reason") or "")
+    description = " ".join(part for part in (what, reason) if part)
     bucket = body.get("bucket")
     cells = (
-        commit[:_SHORT], value, status, description, record.tag, body["trial"],
+        str(tried.get("commit") or commit)[:_SHORT], value, status, description, record.tag, body["trial"],
         "" if bucket is None else bucket, body["status"], record.time, record.sha256[:_SHORT],
     )  # fmt: skip
     return "\t".join(" ".join(str(cell).split()) for cell in cells) + "\n"

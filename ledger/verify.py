@@ -8,9 +8,11 @@ from pathlib import Path
 
 from mjolnir.ledger.chain import Link, broken
 from mjolnir.ledger.commits import PREFIX, Commit, commit_of, ref_of
+from mjolnir.ledger.errors import NewerRecord, RecordError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import scan
-from mjolnir.ledger.record import NewerRecord, Record, RecordError, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record
 
 REPAIR = "run `mjolnir ledger repair`: it keeps what is provably whole and sets the rest aside"
 REINDEX = "run `mjolnir ledger reindex`"

@@ -12,10 +12,13 @@ from typing import Any
 
 from mjolnir.ledger import tsv
 from mjolnir.ledger.commits import PREFIX, Commit, commit_of
+from mjolnir.ledger.errors import LedgerError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import LiveFile
-from mjolnir.ledger.record import LedgerError, Record, draft, encode, new_writer
+from mjolnir.ledger.names import new_writer
+from mjolnir.ledger.record import Record, draft
 from mjolnir.ledger.space import Room
+from mjolnir.ledger.spelling import encode
 
 FLUSH_RECORDS = 32
 FLUSH_SECONDS = 0.5
@@ -174,7 +177,9 @@ class Writer:
             LedgerFull: the disk is full, or nearly so; nothing was appended.
             LedgerError: the live file cannot be written or locked, or the writer is closed.
         """
-        prepared = draft(kind, self.tag, self.id, body, environment=self._environment, time=time)
+        # Only a first record carries it; once there is one there will not be another.
+        environment = self._environment if self._last is None else None
+        prepared = draft(kind, self.tag, self.id, body, environment=environment, time=time)
         with self._mutex:
             if self._closed:
                 raise LedgerError(f"writer {self.id} of {self.tag!r} is closed")

@@ -52,7 +52,7 @@ def choose(
         return _replay(request, campaign, seed)
     if request.recording:
         raise UsageFailure("--recording is for --device replay")
-    return _gpus(request, _problem(request, campaign), stop)
+    return _gpus(request, problem_of(request, campaign), stop)
 
 
 def require_gpu(text: str, instead: str) -> int:
@@ -144,7 +144,7 @@ def _words(problem: Geometry | Placement | Workload) -> str:
             return str(problem)
 
 
-def _problem(request: Request, campaign: Mapping[str, Any] | None) -> Problem:
+def problem_of(request: Request, campaign: Mapping[str, Any] | None) -> Problem:
     """What is measured: what was asked, or what the campaign that is resumed or joined is about.
 
     Raises:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
-from platform import python_version, system
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research import benches, places, sharing
 from mjolnir.research.answer import Answer, Failure, MissingFailure, NotWrittenFailure, UsageFailure
+from mjolnir.research.bodies import environment, epoch_body, open_records
 from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import REPLAY_REFUSED, promote
-from mjolnir.research.request import Request, command_line, with_incumbents
+from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running
+from mjolnir.research.tags import checked_tag, fresh_tag
 from mjolnir.tuner import coordinator
 from mjolnir.tuner.bench import BenchFailure
 from mjolnir.tuner.proposers import ProposerError, make
@@ -35,12 +31,7 @@ if TYPE_CHECKING:
     from mjolnir.research.sharing import SharedJournal
     from mjolnir.tuner.bench import Bench
     from mjolnir.tuner.coordinator import Result
-    from mjolnir.tuner.journal import Journal
     from mjolnir.tuner.options import Options
-
-EPOCH_PARTS = ("kernel_hash", "policy", "driver", "dsl", "torch")
-ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-PACKAGES = ("mjolnir-autoresearch", "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "optuna", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ def run(request: Request, screen: Screen) -> Answer:
         MissingFailure: no device.
         Failure: the ledger cannot be used.
     """
-    tag = _checked_tag(request.tag) if request.tag else fresh_tag()
+    tag = checked_tag(request.tag) if request.tag else fresh_tag()
     if request.dry_run:
         return _dry_run(request, tag)
     _require_outputs(request)
@@ -74,7 +65,7 @@ def run(request: Request, screen: Screen) -> Answer:
 
 
 def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Running) -> Answer:
-    with _failures_in_words(ledger, tag), opened(request, ledger, tag, stop) as campaign:
+    with failures_in_words(ledger, "run", "--tag", tag, "--resume"), opened(request, ledger, tag, stop) as campaign:
         _announce(campaign, screen)
         with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
             result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop, campaign.team)
@@ -126,28 +117,20 @@ def _dry_run(request: Request, tag: str) -> Answer:
         bench = benches.choose(request, None, options.seed)
         stack.callback(bench.close)
         _require_space(bench, options)
-        options = with_incumbents(options, _incumbents(request, bench, None))
+        options = with_incumbents(options, incumbents_of(request, bench, None))
         options = replace(options, enqueued=_enqueued(request, bench, None, ledger, tag))
         return dry_run(bench, options, _plan(bench, options))
 
 
-def fresh_tag() -> str:
-    """A tag that no other run has: the time in UTC and four random letters."""
-    letters = "".join(secrets.choice(ALPHABET) for _ in range(4))
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{letters}"
-
-
-def _checked_tag(tag: str) -> str:
-    try:
-        return ledgers.check_tag(tag)
-    except ValueError as error:
-        raise UsageFailure(str(error)) from error
-
-
 @contextmanager
-def _failures_in_words(ledger: Ledger, tag: str) -> Iterator[None]:
-    """A device that is lost, or a full disk, ends a campaign with a message; what is recorded stays, and can go on."""
-    resume = f"what is recorded is safe; go on with: {command(ledger, 'autoresearch', 'run', '--tag', tag, '--resume')}"
+def failures_in_words(ledger: Ledger, *again: object) -> Iterator[None]:
+    """A device that is lost, or a full disk, ends a campaign with a message; what is recorded stays, and can go on.
+
+    Args:
+        ledger: where it is recorded.
+        again: the command that goes on.
+    """
+    resume = f"what is recorded is safe; go on with: {command(ledger, 'autoresearch', *again)}"
     try:
         yield
     except BenchFailure as error:
@@ -169,6 +152,7 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
         _require_intent(request, ledger, tag, len(known))
         bodies = [record["body"] for record in known if record["kind"] == "campaign"]
         recorded = bodies[-1] if bodies else None
+        _require_knobs(tag, recorded)
         options = request.options(recorded["options"] if recorded else None)
         if request.worker:
             sharing.require_consent(request, options)
@@ -177,12 +161,12 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
         _require_space(bench, options)
-        options = with_incumbents(options, _incumbents(request, bench, recorded))
+        options = with_incumbents(options, incumbents_of(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
         writer = stack.enter_context(ledger.writer(tag, environment(bench)))
         if store is None:
             journal = LedgerJournal(ledger, writer, tag)
-            _open_records(request, bench, options, journal)
+            open_records(request, bench, options, journal)
             yield Campaign(tag, ledger, bench, options, journal)
             return
         team = sharing.SharedJournal(ledger, store, writer, tag, request.lease_seconds)
@@ -191,7 +175,7 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
             if request.worker:
                 sharing.require_same_epoch(team, epoch_body(bench))
             else:
-                _open_records(request, bench, options, team)
+                open_records(request, bench, options, team)
         yield Campaign(tag, ledger, bench, options, team, team)
 
 
@@ -211,6 +195,11 @@ def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> N
         )
 
 
+def _require_knobs(tag: str, recorded: Mapping[str, Any] | None) -> None:
+    if recorded and recorded.get("sources"):
+        raise UsageFailure(f"{tag} holds source experiments, which `autoresearch try` adds to; take another --tag")
+
+
 def _require_space(bench: Bench, options: Options) -> None:
     """Refuse pins that leave nothing to search and proposers that cannot run, before anything is on record."""
     try:
@@ -223,7 +212,7 @@ def _require_space(bench: Bench, options: Options) -> None:
         raise MissingFailure(f"--proposer: {error}") from error
 
 
-def _incumbents(request: Request, bench: Bench, recorded: Mapping[str, Any] | None) -> dict[int, Setting]:
+def incumbents_of(request: Request, bench: Bench, recorded: Mapping[str, Any] | None) -> dict[int, Setting]:
     """The rows in force by bucket; a resumed campaign keeps those it began with."""
     if recorded is not None:
         return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
@@ -257,63 +246,6 @@ def _enqueued(
     from mjolnir.research.warmstart import near_settings
 
     return near_settings(bench, _defaults(request), ledger, tag)
-
-
-def _open_records(request: Request, bench: Bench, options: Options, journal: Journal) -> None:
-    """Append the campaign record, when it is new or its limits changed, and the epoch record, when that changed."""
-    history = journal.history()
-    campaign = campaign_body(request, bench, options)
-    old = [record["body"] for record in history if record["kind"] == "campaign"]
-    if not old or old[-1]["options"] != json.loads(json.dumps(campaign["options"])):
-        journal.append("campaign", campaign)
-    epoch = epoch_body(bench)
-    epochs = [record["body"]["epoch"] for record in history if record["kind"] == "epoch"]
-    if not epochs or epochs[-1] != epoch["epoch"]:
-        journal.append("epoch", epoch)
-
-
-def campaign_body(request: Request, bench: Bench, options: Options) -> dict[str, Any]:
-    """The body of the campaign record."""
-    recording = getattr(bench, "recording", None)
-    return {
-        "geometry": bench.geometry.as_dict(),
-        "placement": asdict(bench.placement),
-        "workload": bench.workload.as_dict(),
-        "options": options.as_dict(),
-        "device": asdict(bench.device),
-        "simulated": bench.simulated,
-        "recording": recording.name if recording else None,
-        "command": command_line(request.command),
-        "default": Setting().as_dict(),
-        "incumbents": {str(bucket): setting.as_dict() for bucket, setting in options.incumbents.items()},
-        "enqueued": [setting.as_dict() for setting in options.enqueued],
-    }
-
-
-def epoch_body(bench: Bench) -> dict[str, Any]:
-    """The body of the epoch record: what measurements must share to be compared, and its digest."""
-    facts = {**(bench.environment.get("versions") or {}), **bench.environment}
-    parts = {"device": asdict(bench.device), **{name: facts.get(name) for name in EPOCH_PARTS}}
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return {"epoch": hashlib.sha256(text.encode()).hexdigest()[:16], "parts": parts}
-
-
-def environment(bench: Bench) -> dict[str, Any]:
-    """The environment of this process for its first record: versions and the bench, no host and no folder."""
-    return {**process_environment(), "device": asdict(bench.device), "bench": dict(bench.environment)}
-
-
-def process_environment() -> dict[str, Any]:
-    """The part of it that needs no bench."""
-    versions = {name: version for name in PACKAGES if (version := _version(name))}
-    return {"python": python_version(), "system": system(), "packages": versions}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _announce(campaign: Campaign, screen: Screen) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mjolnir.research.answer import Failure, NotWrittenFailure
 
 if TYPE_CHECKING:
-    from git import Repo
+    from git import Git, Repo
 
 DISTRIBUTION = "mjolnir-autoresearch"
 TABLE_PATH = "backend/defaults.json"
@@ -79,6 +79,11 @@ class Checkout:
             return cls(Repo(folder))
         except ImportError:  # GitPython raises it when there is no git binary
             return None
+
+    @property
+    def git(self) -> Git:
+        """git commands past the user's environment and hooks."""
+        return self._git
 
     @property
     def root(self) -> Path:
@@ -143,7 +148,7 @@ class Checkout:
         commits: list[str] = []
         blob = ""
         with tempfile.TemporaryDirectory(prefix="mjolnir-") as folder:
-            environment = {**self._identity(), "GIT_INDEX_FILE": str(Path(folder) / "index")}
+            environment = {**self.identity(), "GIT_INDEX_FILE": str(Path(folder) / "index")}
             with self._git.custom_environment(**environment):
                 self._git.read_tree(old)
                 for change in changes:
@@ -183,7 +188,7 @@ class Checkout:
                 f"({error.stderr.strip()}); run: git restore --staged --worktree {self._path}"
             ) from error
 
-    def _identity(self) -> dict[str, str]:
+    def identity(self) -> dict[str, str]:
         """The user's own identity where git knows one, else a fixed one: a missing name must not lose a row."""
         from git import GitCommandError
 

@@ -10,9 +10,9 @@ from mjolnir.backend.lookup import user_path
 from mjolnir.backend.table import Row, Table
 from mjolnir.research.answer import Answer, NotWrittenFailure
 from mjolnir.research.checkout import TABLE_PATH, Change, Checkout
-from mjolnir.research.naming import Names
+from mjolnir.research.naming import Names, interval
 from mjolnir.research.pick import pick
-from mjolnir.research.promote import interval, replace_file
+from mjolnir.research.promote import replace_file
 
 if TYPE_CHECKING:
     from mjolnir.ledger import Ledger
@@ -73,7 +73,7 @@ def demote(
 def _record(ledger: Ledger, row: Row, reason: str) -> str:
     """Append the demotion record to the campaign that proved the row; its hash."""
     from mjolnir.ledger import RecordError, check_tag
-    from mjolnir.research.campaign import process_environment
+    from mjolnir.research.bodies import process_environment
 
     tag = row.certificate.get("tag")
     try:

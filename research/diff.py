@@ -11,8 +11,7 @@ from mjolnir.backend.lookup import user_path
 from mjolnir.backend.table import Row, Table, packaged_path
 from mjolnir.research.answer import Answer, Failure, UsageFailure
 from mjolnir.research.checkout import TABLE_PATH, Checkout
-from mjolnir.research.naming import Names
-from mjolnir.research.promote import interval
+from mjolnir.research.naming import Names, interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,8 +15,7 @@ from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.research.answer import Answer, MissingFailure, UsageFailure, asked
-from mjolnir.research.naming import Names
-from mjolnir.research.promote import interval
+from mjolnir.research.naming import Names, interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,8 +11,7 @@ from mjolnir.kernel.geometry import Geometry
 from mjolnir.research import effects
 from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
 from mjolnir.research.hints import command
-from mjolnir.research.naming import Names, counted
-from mjolnir.research.promote import interval, written
+from mjolnir.research.naming import Names, counted, interval, written
 from mjolnir.research.summary import DECISIONS, summarize
 from mjolnir.tuner.workload import Workload
 
@@ -61,9 +60,14 @@ def findings(
 
 
 def overview(summary: Mapping[str, Any]) -> RenderableType:
-    """What was asked, what was tried, and the best of each bucket."""
+    """What was asked, what was tried, and the best of each bucket; or the experiments, where sources were tried."""
     from rich.console import Group
 
+    if "experiments" in summary:
+        from mjolnir.research.source import story
+
+        told = [*asked(summary), *tried(summary), *noise_lines(summary)]
+        return Group("", *told, "", story.table(summary["experiments"]), "", story.LEGEND)
     head = [*asked(summary), *tried(summary), *noise_lines(summary)]
     tail = [*_reasons(summary), *price_lines(summary), *effect_lines(summary)]
     return Group("", *head, "", bucket_table(summary), "", LEGEND, *tail)
@@ -98,6 +102,10 @@ def effect_lines(summary: Mapping[str, Any]) -> list[RenderableType]:
 
 def asked(summary: Mapping[str, Any]) -> list[str]:
     """What the campaign was to find out, as sentences."""
+    if "experiments" in summary:
+        from mjolnir.research.source import story
+
+        return story.asked(summary)
     device, workload = summary["device"], summary["workload"]
     origin = f" (replay of the recording {summary['recording']})" if summary["simulated"] else ""
     layout = f"{summary['placement']['layout']}, K and V {summary['placement']['kv']}"

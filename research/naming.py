@@ -1,4 +1,4 @@
-"""Settings in words: what differs from the built-in default on this device."""
+"""Settings in words, what differs from the built-in default on this device; and words for ratios and counts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ from mjolnir.tuner.earlier import as_of_now
 def counted(number: int, noun: str) -> str:
     """`1 row`, `2 rows`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def interval(ratio: Any) -> str:
+    """A certificate's ratio in words: `0.873 [0.861, 0.885]`, or the bare number."""
+    if isinstance(ratio, Mapping):
+        value, low, high = (ratio.get(name) for name in ("value", "low", "high"))
+        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return "none" if ratio is None else f"{ratio:.3f}"
+
+
+def written(changed: int, rows: int, place: str) -> str:
+    """How many rows were written where."""
+    text = f"{changed} of {counted(rows, 'proven row')} written to {place}"
+    return text if changed else f"{text} ({'it is' if rows == 1 else 'they are'} in force already)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from mjolnir.backend.lookup import user_path
 from mjolnir.backend.table import Row, Table
 from mjolnir.research.answer import Answer, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.checkout import TABLE_PATH, Change, Checkout
-from mjolnir.research.naming import Names, counted
+from mjolnir.research.naming import Names, interval, written
 from mjolnir.research.rows import proven
 
 Record = Mapping[str, Any]
@@ -137,14 +137,6 @@ def message(row: Row) -> str:
     return "\n".join([subject, "", f"Serves {key}.", "", *trailers, ""])
 
 
-def interval(ratio: Any) -> str:
-    """A certificate's ratio in words: `0.873 [0.861, 0.885]`, or the bare number."""
-    if isinstance(ratio, Mapping):
-        value, low, high = (ratio.get(name) for name in ("value", "low", "high"))
-        return f"{value:.3f} [{low:.3f}, {high:.3f}]"
-    return "none" if ratio is None else f"{ratio:.3f}"
-
-
 def _text(rows: Sequence[Row], changed: int, place: str, commits: Sequence[str]) -> str:
     lines = [written(changed, len(rows), place)]
     lines += [
@@ -152,9 +144,3 @@ def _text(rows: Sequence[Row], changed: int, place: str, commits: Sequence[str])
     ]
     lines += [f"  commit {commit[:12]}" for commit in commits]
     return "\n".join(lines)
-
-
-def written(changed: int, rows: int, place: str) -> str:
-    """How many rows were written where."""
-    text = f"{changed} of {counted(rows, 'proven row')} written to {place}"
-    return text if changed else f"{text} ({'it is' if rows == 1 else 'they are'} in force already)"

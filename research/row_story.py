@@ -12,8 +12,7 @@ from mjolnir.kernel.geometry import Geometry
 from mjolnir.research import story
 from mjolnir.research.derive import derive
 from mjolnir.research.evidence import Evidence, Found
-from mjolnir.research.naming import Names
-from mjolnir.research.promote import interval
+from mjolnir.research.naming import Names, interval
 from mjolnir.research.story import Part
 from mjolnir.research.summary import DECISIONS, bodies
 from mjolnir.tuner.workload import Workload

@@ -28,9 +28,9 @@ LOG_LINES = 30
 
 
 VERSION_OF = (
-    "mjolnir.research.summary", "mjolnir.research.effects", "mjolnir.tuner.effects", "mjolnir.tuner.additive",
-    "mjolnir.tuner.statistics", "mjolnir.tuner.workload", "mjolnir.kernel.knobs", "mjolnir.kernel.geometry",
-    "mjolnir.kernel.variant",
+    "mjolnir.research.summary", "mjolnir.research.source.story", "mjolnir.research.effects",
+    "mjolnir.tuner.effects", "mjolnir.tuner.additive", "mjolnir.tuner.statistics", "mjolnir.tuner.workload",
+    "mjolnir.kernel.knobs", "mjolnir.kernel.geometry", "mjolnir.kernel.variant",
 )  # fmt: skip
 """The code that a summary follows from; when it changes, remembered summaries are made anew."""
 
@@ -109,6 +109,10 @@ def _trial_view(record: Mapping[str, Any], campaign: Mapping[str, Any]) -> Rende
     from rich.console import Group
 
     body = record["body"]
+    if "source" in body:
+        from mjolnir.research.source import story
+
+        return story.view(record)
     asked = "the campaign itself" if body["bucket"] is None else f"the search for batch {body['bucket']}"
     facts = [
         f"trial {body['trial']} of {record['tag']}: {body['status']}, {body['verdict']}",

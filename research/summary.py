@@ -23,11 +23,13 @@ def bodies(records: Iterable[Record], kind: str) -> list[Mapping[str, Any]]:
 
 
 def summarize(records: Sequence[Record]) -> dict[str, Any]:
-    """The summary of one tag, schema `mjolnir.summary/1`.
+    """The summary of one tag, schema `mjolnir.summary/1`; of source experiments it has `experiments` as well.
 
     Raises:
         ValueError: the records hold no campaign.
     """
+    from mjolnir.research.source.story import brief
+
     campaigns = bodies(records, "campaign")
     if not campaigns:
         raise ValueError("these records hold no campaign: the run ended before its first record")
@@ -59,6 +61,7 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
         "seconds": max((float(trial.get("clock", 0.0)) for trial in trials), default=0.0),
         "records": dict(sorted(Counter(record["kind"] for record in records).items())),
         "end": ends[-1] if ends else None,
+        **({"experiments": brief(trials)} if campaign.get("sources") else {}),
     }
 
 

@@ -65,7 +65,7 @@ def _result(record: Mapping[str, Any], points: Sequence[Point]) -> dict[str, Any
         "objectives": ["ratio"],
         "times": {**_phases(body), "runtimes": [time for _, row in times for time in row]},
         "invalidity": INVALIDITY[status],
-        "correctness": 1 if status in TIMED and times else 0,
+        "correctness": 1 if status in TIMED and (times or "source" in body) else 0,
         "measurements": [*_measurements(body), *(_measured(f"time {name}", median(row), "ms") for name, row in times)],
     }
 

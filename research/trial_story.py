@@ -38,6 +38,10 @@ def of_trial(found: Found, number: int) -> list[Part]:
         raise LookupError(f"there is no trial {number}; the last one is {last}")
     record, campaign = mine[-1], campaigns[-1]
     body, names = record["body"], Names.of(campaigns[-1])
+    if "source" in body:
+        from mjolnir.research.source import story as sources
+
+        return sources.why(found.tag, body, campaign)
     epochs = bodies(records, "epoch")
     trials = [trial for trial in bodies(records, "trial") if trial.get("epoch") == body.get("epoch")]
     parts = [

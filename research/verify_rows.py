@@ -11,7 +11,7 @@ from mjolnir.backend.table import Row, Table
 from mjolnir.research.answer import Answer, Exit
 from mjolnir.research.derive import Check, derive
 from mjolnir.research.evidence import Evidence
-from mjolnir.research.promote import interval
+from mjolnir.research.naming import interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

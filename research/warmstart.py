@@ -71,7 +71,9 @@ def _of_tables(bench: Bench, defaults: Defaults, bucket: int) -> list[Near]:
 
 def _of_ledger(bench: Bench, ledger: Ledger, tag: str) -> Iterator[Near]:
     """The best settings of near campaigns, for each bucket."""
-    campaigns = {record.tag: record.body for record in ledger.records(kind="campaign") if record.tag != tag}
+    known = ledger.records(kind="campaign")
+    # Of a source experiment the ratios are over its base, and say nothing of a setting.
+    campaigns = {r.tag: r.body for r in known if r.tag != tag and not r.body.get("sources")}
     for name, body in campaigns.items():
         geometry = _geometry(body)
         if geometry is None or body["simulated"] != bench.simulated or not _alike(geometry, bench.geometry):

@@ -3,6 +3,8 @@
 Against each baseline it claims, of the median over fresh processes: that the weighted log ratio of the bucket lies
 below -log(1 + margin); and, for each point of the bucket, that its log ratio lies below +nu_p, the point's noise floor.
 
+Of a change of the sources the same is claimed over the whole workload, as if it were one bucket.
+
 The unit is a process, not an instance: whatever a process is biased by (where its buffers came to lie, which clocks it
 met), all its instances share, so that they are no independent evidence. Its value is the median over its instances,
 for each claim by itself. A bias that favours either side equally often then leaves the sign test valid, however large
@@ -22,7 +24,7 @@ from mjolnir.tuner.workload import Workload
 
 
 class Claims:
-    """The claims about one bucket: first the gain, then one a point.
+    """The claims about one bucket, or about all of them together: first the gain, then one a point.
 
     Attributes:
         points: the points of the claims but for the first, by their index in the workload.
@@ -30,13 +32,14 @@ class Claims:
 
     Args:
         workload: the points.
-        bucket: which.
+        bucket: which; None for the whole workload.
         floor: noise floor of each point of the workload, shape (points,), or (..., points) for many campaigns at once.
         margin: the margin, a fraction.
     """
 
-    def __init__(self, workload: Workload, bucket: int, floor: Array, margin: float) -> None:
-        self.points = workload.of_bucket(bucket)
+    def __init__(self, workload: Workload, bucket: int | None, floor: Array, margin: float) -> None:
+        everything = tuple(range(len(workload.points)))
+        self.points = everything if bucket is None else workload.of_bucket(bucket)
         gain = np.full((*floor.shape[:-1], 1), -math.log1p(margin))
         self.limits: Array = np.concatenate([gain, floor[..., list(self.points)]], axis=-1)
         rows = np.eye(len(workload.points))

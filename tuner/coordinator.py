@@ -77,6 +77,8 @@ def run(
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
     team: Team | None = None,
+    *,
+    finals: bool = True,
 ) -> Result:
     """Run a campaign, or go on with the one that the journal holds.
 
@@ -87,11 +89,12 @@ def run(
         observer: is told after each record.
         stop: asked before each step; once it says True the campaign ends as "interrupted".
         team: the processes that share the campaign, whose records the journal holds; None when there is this one alone.
+        finals: whether anything is to be proven; without them the campaign ends with the search's leads.
 
     Raises:
         ValueError: pins leave nothing to search.
     """
-    return _Campaign(bench, journal, options, observer, stop, team).run()
+    return _Campaign(bench, journal, options, observer, stop, team).run(finals)
 
 
 class _Campaign:
@@ -114,12 +117,13 @@ class _Campaign:
         self._decisions: list[Mapping[str, Any]] = []
         self._measured = 0
 
-    def run(self) -> Result:
+    def run(self, finals: bool) -> Result:
         try:
             self._canaries()
             self._noise()
             reason = self._search()
-            self._tape.alone("finals", self._finals)
+            if finals:
+                self._tape.alone("finals", self._finals)
         except Halt as halt:
             reason = halt.reason
         finally:

@@ -83,9 +83,12 @@ class Weights:
                 found[name] = float(np.exp(sum(row[point] * np.log(ratios[point]) for point in points)))
         return found
 
-    def of_bucket(self, bucket: int, values: Array) -> float:
-        """Weighted mean of per-point values (logarithms, floors) over a bucket's points; `values` has every point."""
-        return float(self._matrix[self._names.index(bucket)] @ values)
+    def of_bucket(self, bucket: int | None, values: Array) -> float:
+        """Weighted mean of per-point values (logarithms, floors) over a bucket's points; `values` has every point.
+
+        Without a bucket it is that of all points.
+        """
+        return float(self._matrix[-1 if bucket is None else self._names.index(bucket)] @ values)
 
 
 def noise_floor(values: Array) -> Array:

@@ -10,6 +10,9 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.bench import Outcome, Status
 from mjolnir.tuner.statistics import Weights, point_ratios
 
+DIGITS = 9
+"""Decimals of a ratio on record: noise begins at the third, and what follows from samples is compared to the ninth."""
+
 UNTOLD = (Status.INFRASTRUCTURE, Status.DIRTY)
 """These say nothing of the setting: the proposer is not told, and it may be asked again."""
 
@@ -97,7 +100,9 @@ def score(outcome: Outcome, weights: Weights) -> Score:
         return Score(Status.NAN, str(error), [])
     buckets, overall = weights.means(points)
     timings = [timing.as_dict() for timing in outcome.timings]
-    return Score(outcome.status, outcome.reason, timings, overall, buckets, points.tolist())
+    ratios = {bucket: round(ratio, DIGITS) for bucket, ratio in buckets.items()}
+    rounded = [round(ratio, DIGITS) for ratio in points.tolist()]
+    return Score(outcome.status, outcome.reason, timings, round(overall, DIGITS), ratios, rounded)
 
 
 def _raced(outcome: Outcome, weights: Weights) -> Score:
@@ -108,7 +113,8 @@ def _raced(outcome: Outcome, weights: Weights) -> Score:
     except ValueError as error:
         return Score(Status.NAN, str(error), [])
     known = {timing.point: float(ratio) for timing, ratio in zip(outcome.timings, points, strict=True)}
-    return Score(outcome.status, outcome.reason, timings, None, weights.complete(known))
+    ratios = {bucket: round(ratio, DIGITS) for bucket, ratio in weights.complete(known).items()}
+    return Score(outcome.status, outcome.reason, timings, None, ratios)
 
 
 def trial_body(
@@ -124,7 +130,7 @@ def trial_body(
         kept: the buckets that it leads.
         record_seconds: what the append before this one took.
     """
-    phases = {name: float(outcome.phases.get(name, 0.0)) for name in ("compile", "gate", "measure")}
+    phases = {name: round(float(outcome.phases.get(name, 0.0)), 6) for name in ("compile", "gate", "measure")}
     return {
         "bucket": proposal.bucket,
         "setting": proposal.setting.as_dict(),

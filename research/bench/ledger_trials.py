@@ -2,11 +2,14 @@
 
 A trial has what a trial on the H200 has: 8 points with 12 raw samples each of the default, of the
 difference and of the chain, in nanoseconds with the spread seen there; the evidence of the gate with its seeds; windows
-with clocks, temperature and power; digests of plans and binary; ratios with all their digits.
+with clocks, temperature and power; digests of plans and binary; ratios with all the digits that are kept. As on the
+card, each trial renews the inputs of one point, so that the other points' seeds stay, and a plan goes by the CTAs, the
+splits and the point.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -17,12 +20,14 @@ from typing import Any
 
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.ledger.live import NAME, make_folder
-from mjolnir.ledger.record import Record, draft, new_writer
-from mjolnir.research.campaign import campaign_body, environment, epoch_body
+from mjolnir.ledger.names import new_writer
+from mjolnir.ledger.record import Record, draft
+from mjolnir.research.bodies import campaign_body, environment, epoch_body
 from mjolnir.research.request import Request
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.options import Options
 from mjolnir.tuner.replay import ReplayBench
+from mjolnir.tuner.trial import DIGITS
 from mjolnir.tuner.workload import DECODE8
 
 ROUNDS = 12
@@ -56,15 +61,17 @@ class Trials:
         self._settings = [Setting(*values) for values in grid]
         self._random.shuffle(self._settings)
         self._best = dict.fromkeys(DECODE8.buckets, math.inf)
+        self._kv_seed, *self._seeds = (self._random.getrandbits(50) for _ in range(1 + len(_BASE)))
 
     def body(self, number: int) -> dict[str, Any]:
         """The body of trial `number`, from 1; one in forty crashed."""
         draw, setting = self._random, self._settings[number % len(self._settings)]
+        self._seeds[number % len(self._seeds)] = draw.getrandbits(50)
         failed = draw.random() < 1 / 40
         window = self._window()
         points = [] if failed else [self._point(point, setting, window) for point in range(len(_BASE))]
         ratios = {
-            str(bucket): math.exp(sum(math.log(points[point][1]) for point in places) / len(places))
+            str(bucket): _mean([points[point][1] for point in places])
             for bucket in DECODE8.buckets
             if points and (places := DECODE8.of_bucket(bucket))
         }
@@ -82,15 +89,15 @@ class Trials:
             "reason": "CUDA error: an illegal memory access was encountered" if failed else "",
             "verdict": "keep" if kept else "discard",
             "kept_buckets": kept,
-            "ratio": math.exp(sum(math.log(ratio) for _, ratio in points) / len(points)) if points else None,
+            "ratio": _mean([ratio for _, ratio in points]) if points else None,
             "ratios": ratios,
-            "point_ratios": [ratio for _, ratio in points],
+            "point_ratios": [round(ratio, DIGITS) for _, ratio in points],
             "timings": [timing for timing, _ in points],
             "correctness": {} if failed else self._evidence(),
             "binary": f"{draw.getrandbits(128):032x}",
-            "plans": [f"{draw.getrandbits(64):016x}" for _ in _BASE],
+            "plans": [_digest(setting.ctas_per_sm, setting.max_splits, point) for point in range(len(_BASE))],
             "facts": self._facts(),
-            "phases": {name: draw.random() / 5 for name in ("compile", "gate", "measure")}
+            "phases": {name: round(draw.random() / 5, 6) for name in ("compile", "gate", "measure")}
             | {"propose": round(draw.random() / 50, 6), "record": round(draw.random() / 200, 6)},
             "log": "\n".join(f"frame {line}: {draw.getrandbits(64):x}" for line in range(40)) if failed else "",
             "proposal": {"number": number, "origin": "sampler", "replaced": "", "sampler": "gp"},
@@ -123,13 +130,15 @@ class Trials:
 
         def part(name: str, seeds: list[int]) -> dict[str, Any]:
             bound, share = draw.random() / 10, draw.random()
-            worst = {"bound": bound, "error": bound * share, "excess": share, "name": name, "seed": seeds[-1]}
+            numbers = {"bound": bound, "error": bound * share, "excess": share}
+            worst: dict[str, Any] = {kind: float(f"{number:.6g}") for kind, number in numbers.items()}
+            worst |= {"name": name, "seed": seeds[-1]}
             return {"checked": len(seeds), "seeds": seeds, "worst": worst}
 
         return {
             "cases": part("case crowd", list(range(8))),
-            "kv_seed": draw.getrandbits(48),
-            "points": part("point 64x8192", [draw.getrandbits(50) for _ in _BASE]),
+            "kv_seed": self._kv_seed,
+            "points": part("point 64x8192", sorted(self._seeds)),
         }
 
     def _facts(self) -> dict[str, Any]:
@@ -139,6 +148,15 @@ class Trials:
             "plan_ns": sorted(draw.randint(2600, 3200) for _ in _BASE), "registers": 119, "smem_bytes": 67264,
             "spill_bytes": 0,
         }  # fmt: skip
+
+
+def _digest(*parts: int) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _mean(ratios: list[float]) -> float:
+    """Their geometric mean, to the digits that a trial has on record."""
+    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), DIGITS)
 
 
 def lines(tag: str, count: int, trials: Trials) -> Iterator[Record]:

@@ -252,3 +252,44 @@ def study(
             return twin.study(opened, tag, storage)
 
     answer(work, as_json)
+
+
+@app.command(name="try")
+def try_(
+    message: Annotated[str, typer.Option("--message", "-m", help="What is changed, and why.")],
+    tag: Annotated[str | None, typer.Option("--tag", help="The series; its branch is autoresearch/TAG (try).")] = None,
+    branch: Annotated[
+        str | None, typer.Option("--branch", help="Take the change from this revision, not from the work tree.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="What a new series begins at; default HEAD, later its branch's tip.")
+    ] = None,
+    retune: Annotated[bool, typer.Option("--retune", help="Tune the knobs of base and change first.")] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cuda or cuda:<number>.")] = "auto",
+    effort: Annotated[str | None, typer.Option("--effort", help="With --retune: quick, default or full.")] = None,
+    geometry: options.Geometry = None,
+    placement: options.Placement = None,
+    workload: options.Workload = None,
+    pin: Annotated[
+        list[str] | None, typer.Option("--pin", help="Hold a knob, such as kv_stages=4; repeatable.")
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", help="Chance that a base gives way falsely, at most (0.05).")
+    ] = None,
+    ledger: options.Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Try a change of the kernel's sources: measure it against its base, record it, keep it or discard it."""
+
+    def work() -> Answer:
+        from mjolnir.research import progress
+        from mjolnir.research.request import Request
+        from mjolnir.research.source.experiment import Ask, attempt
+
+        request = Request(
+            tag=tag, device=device, effort=effort, geometry=geometry, placement=placement, workload=workload,
+            pins=tuple(pin or ()), alpha=alpha, ledger=ledger, command=("mjolnir", *sys.argv[1:]),
+        )  # fmt: skip
+        return attempt(request, Ask(message, branch, base, retune), progress.screen(console(stderr=as_json)))
+
+    answer(work, as_json)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mjolnir.research.findings import bucket_cells
-from mjolnir.research.naming import Names, counted
-from mjolnir.research.promote import interval
+from mjolnir.research.naming import Names, counted, interval
 from mjolnir.research.report import charts
 from mjolnir.research.report.times import CEILINGS, PointTimes, of_bucket
 

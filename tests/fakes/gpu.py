@@ -2,7 +2,8 @@
 
 What goes wrong is asked for by a knob's value: the card's option "trouble" maps `l2_prefetch`, or "stages N", to a
 kind of trouble. Every replay that is timed leaves a line in the file that the option "journal" names. "lost" names a
-file: while it is there, the device is not. "looks" are what the first looks see, one by one.
+file: while it is there, the device is not. "looks" are what the first looks see, one by one. What another build of the
+kernel does is read from its sources: `# speed 0.9` or `# trouble wrong` in `engines/warp.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mjolnir import kernel
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
@@ -32,6 +35,13 @@ DEVICE = Device("sm_90a", "Fake", 4)
 EMPTY_NS, CHAIN_NS = 5_000, 20_000
 STICKY = "CUDA error: an illegal memory access was encountered"
 LOST = "CUDA error: no CUDA-capable device is detected"
+
+
+def said(word: str, otherwise: str) -> str:
+    """What the sources of the kernel that this process runs say of a word."""
+    text = (Path(str(kernel.__file__)).parent / "engines" / "warp.py").read_text()
+    found = re.search(rf"# {word} (\S+)", text)
+    return found[1] if found else otherwise
 
 
 class FakeGraph:
@@ -149,6 +159,7 @@ class FakeCard:
         self.broken = False
         self.looks = self.launches = 0
         self._ticks = 0
+        self._speed, self._trouble = float(said("speed", "1")), said("trouble", "")
         self._be_there()
 
     def environment(self) -> dict[str, Any]:
@@ -156,7 +167,9 @@ class FakeCard:
 
     def trouble(self, setting: Setting) -> str:
         troubles = self._options.get("trouble", {})
-        return str(troubles.get(str(setting.l2_prefetch)) or troubles.get(f"stages {setting.kv_stages}") or "")
+        return str(
+            troubles.get(str(setting.l2_prefetch)) or troubles.get(f"stages {setting.kv_stages}") or self._trouble
+        )
 
     def decoder(self, setting: Setting, *, max_batch: int, capacity: int, fault: str) -> FakeDecoder:
         return FakeDecoder(self, setting, self._geometry, capacity, fault)
@@ -188,7 +201,8 @@ class FakeCard:
             if chains and graph.decoders[0].trouble == "no clock":
                 times.append(math.nan)
                 continue
-            each = EMPTY_NS + (CHAIN_NS + 100 * setting.kv_stages + self._ticks % 7 if setting else 0)
+            own = CHAIN_NS + 100 * setting.kv_stages + self._ticks % 7 if setting else 0
+            each = EMPTY_NS + self._speed * own
             times.append(each * (chains or int(self._options.get("empty_chains", 2))))
         if self._options.get("journal"):
             with Path(self._options["journal"]).open("a") as file:

@@ -9,23 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjolnir.ledger.commits import commit_of, message, subject
-from mjolnir.ledger.record import parse
+from mjolnir.ledger.parsing import parse
 from tests.ledger.samples import trial
-from tests.ledger.test_record import TEXT, VALUES, make
+from tests.ledger.test_record import TEXT, VALUES, make, plain
 
 
 def test_commit_ids_never_change() -> None:
-    first = make("trial", trial(42, verdict="keep", ratio=0.8734))
+    first = plain("trial", trial(42, verdict="keep", ratio=0.8734))
     root = commit_of(first, "", "")
-    second = commit_of(make("note", {"text": "so"}, 1, first.sha256), root.id, root.environment)
+    second = commit_of(plain("note", {"text": "so"}, 1, first.sha256), root.id, root.environment)
     assert root.id == "faaee6167f8e1853b8d25f9630722f0a38118527"
     assert second.id == "10378a985cbac1e3a6751f6f21d5a4f86d82ab97"
     assert second.environment == root.environment
     assert commit_of(first, "", "", "sha256").id == "b273a93fd4a15d1cd004abe5a6e190322b9df4506395ba890088e96db0ac7a16"
 
 
+def test_commit_ids_of_packed_records_never_change() -> None:
+    first = make("trial", trial(42, verdict="keep", ratio=0.8734, times=list(range(100, 120))))
+    root = commit_of(first, "", "")
+    second = commit_of(make("note", {"text": "so"}, 1, first.sha256), root.id, root.environment)
+    assert root.id == "848ea9d37b774a6b742d89c8e9b8005abe23db2d"
+    assert second.id == "8b5e7b6ff8dbe9d2b0985207cca440d5bd97d324"
+
+
 def test_the_message_says_what_matters() -> None:
-    record = make("trial", trial(42, verdict="keep", ratio=0.8734, changed={"kv_stages": 4, "ctas_per_sm": 1}))
+    body = trial(42, verdict="keep", ratio=0.8734, changed={"kv_stages": 4, "ctas_per_sm": 1})
+    record = make("trial", body)
+    assert message(record).decode() == (
+        f"trial 42 keep 0.873 ctas_per_sm=1 kv_stages=4\n\nMjolnir-Record: {record.sha256[:16]}\n"
+    )
+    record = plain("trial", body)
     assert message(record).decode() == (
         "trial 42 keep 0.873 ctas_per_sm=1 kv_stages=4\n"
         "\n"
@@ -45,6 +58,7 @@ def test_the_message_says_what_matters() -> None:
         ("trial", trial(5, status="crashed", ratio=None), "trial 5 discard crashed kv_stages=0"),
         ("trial", {"trial": 6, "status": "hung", "setting": {"pdl": 1}}, "trial 6 hung pdl=1"),
         ("trial", trial(7, ratio=10**400), "trial 7 discard measured kv_stages=2"),
+        ("trial", trial(8, source={"message": "one barrier\nless"}), "trial 8 discard 1.008 one barrier less"),
         ("canary", {"fault": "mask", "rejected": True}, "canary mask rejected"),
         ("canary", {"fault": "mask", "rejected": False}, "canary mask PASSED"),
         ("campaign", {"device": {"name": "NVIDIA H200"}, "workload": {"name": "decode8"}, "simulated": True},

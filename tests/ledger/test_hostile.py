@@ -14,10 +14,13 @@ import pytest
 
 from mjolnir import ledger
 from mjolnir.ledger import live as live_file
-from mjolnir.ledger import record as records
+from mjolnir.ledger import parsing
+from mjolnir.ledger.errors import RecordError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import last_lines, scan
-from mjolnir.ledger.record import MAX_LINE, RecordError, canonical, parse
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import MAX_LINE
+from mjolnir.ledger.spelling import canonical
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 from tests.ledger.test_record import altered, make
 from tests.ledger.test_verify import changed, lines_of
@@ -82,7 +85,7 @@ def test_what_can_be_parsed_and_not_spelled_is_no_record(monkeypatch: pytest.Mon
         raise RecursionError("maximum recursion depth exceeded")
 
     line = make().line
-    monkeypatch.setattr(records, "canonical", too_deep)
+    monkeypatch.setattr(parsing, "canonical", too_deep)
     with pytest.raises(RecordError, match="holds what a record cannot: maximum recursion"):
         parse(line)
 
@@ -214,3 +217,20 @@ def test_text_of_a_record_is_text_wherever_it_goes(
     assert not (repository / "run").exists()
     assert len(git(repository, "rev-list", *ledger_refs(repository)).split()) == 2
     assert git(repository, "fsck", "--strict", "--no-dangling").strip() == ""
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_the_index_does_not_follow_a_link(tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str) -> None:
+    target = tmp_path / "precious"
+    target.write_bytes(b"")
+    folder = tmp_path / "ledger"
+    with ledger.open(folder, git="off") as book, book.writer(TAG) as writer:
+        writer.append("trial", trial(1))
+    index = folder / f"ledger.sqlite{suffix}"
+    index.unlink(missing_ok=True)
+    index.symlink_to(target)
+    with ledger.open(folder, git="off") as book:
+        assert len(book.records()) == 1
+    assert target.read_bytes() == b""
+    assert not index.is_symlink()
+    assert "is a link, which the index does not follow" in caplog.text

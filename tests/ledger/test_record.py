@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjolnir.ledger import record as records
-from mjolnir.ledger.record import Record, RecordError, check_tag, draft, new_writer, parse
+from mjolnir.ledger.errors import RecordError
+from mjolnir.ledger.names import check_tag, new_writer
+from mjolnir.ledger.parsing import parse
+from mjolnir.ledger.record import Record, draft
+from mjolnir.ledger.spelling import canonical
 from tests.ledger.samples import trial
 
 WRITER = "abcdefghij"
@@ -33,10 +36,16 @@ def make(kind: str = "note", body: dict[str, Any] | None = None, seq: int = 0, p
     return prepared.at(seq, seq + 1, prev)
 
 
+def plain(kind: str = "note", body: dict[str, Any] | None = None, seq: int = 0, prev: str = "") -> Record:
+    """A record of the schema before this one."""
+    record = make(kind, body, seq, prev)
+    return parse(canonical(record.as_dict() | {"schema": "mjolnir.record/1"}))
+
+
 def altered(**values: Any) -> bytes:
     """The line of a first record with some keys other than they should be; None takes the key away."""
     merged = json.loads(make().line) | values
-    return records.canonical({key: value for key, value in merged.items() if value is not None})
+    return canonical({key: value for key, value in merged.items() if value is not None})
 
 
 @given(st.dictionaries(TEXT, VALUES, max_size=5))
@@ -47,7 +56,7 @@ def test_what_is_recorded_is_what_is_read(body: dict[str, Any]) -> None:
     assert again.body == record.body == (body or {"a": 1})
     assert list(again.body) == list(record.body)
     assert again.environment == record.environment == {"driver": "580"}
-    assert again.as_dict() == json.loads(record.line)
+    assert again.as_dict() == {**json.loads(record.line), "body": body or {"a": 1}}
     assert b"\n" not in record.line
 
 
@@ -57,13 +66,25 @@ def test_the_bytes_of_a_record_never_change() -> None:
         record.line
         == (
             '{"body":{"log":"Größe","ratios":{"32":1e-09,"8":0.5},"status":"crashed","trial":1},'
-            '"environment":{"driver":"580"},"kind":"trial","lamport":1,"prev":"","schema":"mjolnir.record/1","seq":0,'
+            '"environment":{"driver":"580"},"kind":"trial","lamport":1,"prev":"","schema":"mjolnir.record/2","seq":0,'
             '"tag":"tag","time":"2026-01-31T12:00:00.000250Z","writer":"abcdefghij"}'
         ).encode()
     )
     assert record.sha256 == hashlib.sha256(record.line).hexdigest()
     assert record.identity == (WRITER, 0)
     assert record.order == (1, WRITER, 0)
+
+
+def test_the_schema_before_this_one_is_still_read() -> None:
+    line = (
+        b'{"body":{"status":"hung","times":[1,2,3,4,5,6,7,8,9],"trial":7,"~":"~x"},"environment":{"driver":"580"},'
+        b'"kind":"trial","lamport":1,"prev":"","schema":"mjolnir.record/1","seq":0,"tag":"tag",'
+        b'"time":"2026-01-31T12:00:00.000250Z","writer":"abcdefghij"}'
+    )
+    record = parse(line)
+    assert record.schema == "mjolnir.record/1"
+    assert record.body == {"status": "hung", "times": [1, 2, 3, 4, 5, 6, 7, 8, 9], "trial": 7, "~": "~x"}
+    assert record.as_dict() == json.loads(line)
 
 
 def test_bodies_become_json() -> None:
@@ -101,7 +122,7 @@ def test_what_json_does_not_have_is_refused_by_path(body: dict[str, Any], where:
         (b'{"schema":NaN}', "NaN is no JSON number"),
         (b"[" * 100_000, "not usable JSON|not JSON"),
         (altered(schema=None), "schema is None"),
-        (altered(schema="mjolnir.record/2"), "newer Mjolnir"),
+        (altered(schema="mjolnir.record/3"), "newer Mjolnir"),
         (altered(writer=None), "'writer' is missing"),
         (altered(writer="ABCDEFGHIJ"), "writer is 'ABCDEFGHIJ', expected ten characters"),
         (altered(kind="guess"), "kind is 'guess', expected one of campaign"),

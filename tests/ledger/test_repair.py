@@ -133,7 +133,7 @@ def test_a_ref_that_was_renamed_goes_home(repository: Path) -> None:
 
 
 def test_lines_of_a_newer_mjolnir_are_not_touched(tmp_path: Path) -> None:
-    lines = [*lines_of(2), changed(lines_of()[0], schema="mjolnir.record/2", writer="klmnopqrst")]
+    lines = [*lines_of(2), changed(lines_of()[0], schema="mjolnir.record/3", writer="klmnopqrst")]
     live = write(tmp_path, [lines[0], b"damaged", *lines[1:]])
     with ledger.open(tmp_path, git="off") as book:
         assert str(book.verify().problems[-1]).endswith("a newer Mjolnir wrote it, update to read it")

@@ -49,6 +49,14 @@ def test_nothing_is_appended_to_a_disk_that_is_nearly_full(tmp_path: Path, monke
         assert writer.append("trial", trial(1)).seq == 0
 
 
+def test_room_is_looked_for_before_the_work(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = (repository / ".git").resolve()
+    monkeypatch.setattr(space, "free", lambda folder: LEAST - 1 if folder == tight else 2 * CAMPAIGN)
+    with ledger.open(repository / "research") as book, pytest.raises(ledger.LedgerFull, match=r"\.git is nearly full"):
+        book.prepare()
+    assert not (repository / "research" / "ledger.jsonl").exists()
+
+
 def test_the_disk_of_the_repository_is_watched_too(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = (repository / ".git").resolve()
     monkeypatch.setattr(space, "free", lambda folder: 0 if folder == tight else 2 * CAMPAIGN)

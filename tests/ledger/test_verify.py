@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mjolnir import ledger
-from mjolnir.ledger.record import canonical
+from mjolnir.ledger.spelling import canonical
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 
 

@@ -18,12 +18,14 @@ from tests.research.conftest import git
 
 MJOLNIR = Path(sys.executable).with_name("mjolnir")
 GROUPS = {
-    "autoresearch": ("run", "status", "show", "list", "why", "compare", "stop", "export", "record", "worker"),
-    "ledger": ("reindex", "import", "verify"),
+    "autoresearch": (
+        "run", "status", "show", "list", "why", "compare", "stop", "export", "record", "worker", "try", "note", "study",
+    ),
+    "ledger": ("reindex", "import", "verify", "repair", "push", "fetch", "remove", "gc"),
     "defaults": ("show", "explain", "check", "verify", "promote", "demote", "diff"),
-    "bench": ("kernel", "replay", "vllm"),
-    "verify": ("correctness", "vllm"),
-}
+    "bench": ("kernel", "replay", "tuner", "eager", "ledger", "vllm"),
+    "verify": ("correctness", "pdl", "sanitizer", "vllm"),
+}  # fmt: skip
 
 
 def call(*arguments: object) -> tuple[int, str, str]:

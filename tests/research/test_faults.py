@@ -41,7 +41,7 @@ def trials(folder: Path) -> list[int]:
 def test_a_full_disk_ends_a_run_with_a_message_and_the_tag_goes_on(recording: Path, tmp_path: Path) -> None:
     asked = ("--device", "replay", "--recording", recording, "--ledger", tmp_path, "--tag", "a")
     options = ("--trials", 24, "--minutes", 1000, "--proposer", "random")
-    ended = mjolnir(*asked, *options, limit=120_000)
+    ended = mjolnir(*asked, *options, limit=70_000)
     assert ended.returncode == 1, ended.stderr
     assert "is full" in ended.stderr
     assert "mjolnir autoresearch run --tag a --resume" in ended.stderr

@@ -12,7 +12,7 @@ import pytest
 from mjolnir import ledger as ledgers
 from mjolnir.backend.table import Table
 from mjolnir.ledger.git_store import GitError
-from mjolnir.ledger.record import canonical
+from mjolnir.ledger.spelling import canonical
 from mjolnir.research import maintenance, places
 from mjolnir.research.answer import Failure, UsageFailure
 from mjolnir.research.journal import LedgerJournal

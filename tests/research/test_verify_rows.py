@@ -14,7 +14,8 @@ import pytest
 
 from mjolnir import ledger as ledgers
 from mjolnir.backend.table import Row, Table, packaged_path
-from mjolnir.ledger.record import RecordError, draft
+from mjolnir.ledger.errors import RecordError
+from mjolnir.ledger.record import draft
 from mjolnir.research.derive import derive, differences
 from mjolnir.research.evidence import Found, unite
 from mjolnir.research.rows import row_of

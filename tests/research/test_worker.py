@@ -278,7 +278,7 @@ def test_a_host_that_joins_measures_what_the_campaign_is_about():
     geometry, placement, workload = Request(geometry="64/8xd128,page=16,q=1", workload="decode8").problem()
     body = {"geometry": geometry.as_dict(), "placement": asdict(placement), "workload": workload.as_dict()}
     recorded = json.loads(json.dumps(body))
-    assert benches._problem(Request(worker=True), recorded) == (geometry, placement, workload)
-    assert benches._problem(Request(), None) == Request().problem()
+    assert benches.problem_of(Request(worker=True), recorded) == (geometry, placement, workload)
+    assert benches.problem_of(Request(), None) == Request().problem()
     with pytest.raises(UsageFailure, match="geometry of a campaign cannot change"):
-        benches._problem(Request(geometry="32/8xd128,page=64,q=1"), recorded)
+        benches.problem_of(Request(geometry="32/8xd128,page=64,q=1"), recorded)

@@ -63,8 +63,10 @@ class Check:
         return f"{self.name}: an output is off by {self.error:.3g}, the bound is {self.bound:.3g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form; a check that passed says no more than how close it was."""
-        values: dict[str, Any] = {"excess": self.excess, "error": self.error, "bound": self.bound, "seed": self.seed}
+        """JSON form, to six digits; a check that passed says no more than how close it was."""
+        numbers = {"excess": self.excess, "error": self.error, "bound": self.bound}
+        shown = {name: None if number is None else float(f"{number:.6g}") for name, number in numbers.items()}
+        values: dict[str, Any] = {**shown, "seed": self.seed}
         return values if self.passed else {**values, "status": str(self.status), "reason": self.reason}
 
 

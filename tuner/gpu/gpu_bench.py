@@ -83,7 +83,7 @@ class GpuBench:
         self._gate = gate
         self._own_pool = pool is None
         self._pool = pool or CompilePool(
-            self._folder, processes=processes, seconds=compile_seconds, target=backend.compiler
+            self._folder, processes=processes, seconds=compile_seconds, target=backend.compiler, tree=backend.tree
         )
         try:
             facts = self._worker.open()
@@ -93,7 +93,7 @@ class GpuBench:
                 raise DeviceUnavailable(f"the device worker did not open: {error}", error.log) from error
             raise
         self.device = Device(**facts["device"])
-        self.uuid = str(facts["uuid"])
+        self.uuid, self.kernel = str(facts["uuid"]), Path(facts["kernel"])
         self._versions = dict(facts["environment"])
         self._plan = self._pool.plan(self.device.arch)
         self.submit(Setting())

@@ -61,12 +61,19 @@ class CompilePool:
         processes: how many; None = one a CPU that this process may use, at most 16.
         seconds: the limit of one job.
         target: the function that makes a process's handler.
+        tree: where its processes import from; see `Child`.
     """
 
     def __init__(
-        self, folder: Path, *, processes: int | None = None, seconds: float = COMPILE_SECONDS, target: str = COMPILER
+        self,
+        folder: Path,
+        *,
+        processes: int | None = None,
+        seconds: float = COMPILE_SECONDS,
+        target: str = COMPILER,
+        tree: Path | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._tree = folder, tree
         self._limits = {"start": START_SECONDS, "compile": seconds}
         self._target = target
         self._lock = threading.Lock()
@@ -129,7 +136,7 @@ class CompilePool:
             self._children.discard(old)
             old.close()
         # Compiling must not take the CPU from the thread that feeds the GPU: hence the lower priority.
-        child = Child(self._target, environment={"OMP_NUM_THREADS": "1"}, nice=10)
+        child = Child(self._target, environment={"OMP_NUM_THREADS": "1"}, nice=10, tree=self._tree)
         self._children.add(child)
         return child
 

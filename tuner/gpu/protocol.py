@@ -79,15 +79,20 @@ class Child:
         target: `module:name` of the function that makes its handler (see `child`).
         environment: variables that it gets beside those of this process.
         nice: by how much its priority is lowered.
+        tree: a folder whose packages it imports before all others; None = what this process imports.
     """
 
-    def __init__(self, target: str, *, environment: Mapping[str, str] | None = None, nice: int = 0) -> None:
+    def __init__(
+        self, target: str, *, environment: Mapping[str, str] | None = None, nice: int = 0, tree: Path | None = None
+    ) -> None:
         self.target = target
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._connection, theirs = Pipe()
         variables = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
+            "PYTHONPATH": os.pathsep.join(
+                [*([] if tree is None else [str(tree)]), *(entry or str(Path.cwd()) for entry in sys.path)]
+            ),
             "PYTHONUNBUFFERED": "1",
             **(environment or {}),
         }

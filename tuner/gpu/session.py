@@ -38,6 +38,9 @@ class Session:
         geometry, placement, workload: the problem.
         policy: how is measured.
         seed: of the KV contents; new in every process.
+
+    Attributes:
+        at_hand: by point, the arm that is timed there in turns with one of another process.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Session:
         self._cases: dict[str, list[CaseOnCard]] = {}
         self._gated: dict[Variant, list[Check]] = {}
         self._binaries: dict[Variant, Mapping[str, Any]] = {}
+        self.at_hand: dict[int, Arm] = {}
         self._baseline: Arm | None = None
         self._baseline_seeds: dict[int, int] = {}
         self._turns = 0

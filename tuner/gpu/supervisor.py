@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mjolnir.tuner.bench import BenchFailure, Status
@@ -47,12 +48,16 @@ class Backend:
         options: what it is given.
         worker: `module:function` that makes the worker's handler.
         compiler: `module:function` that makes a compile process's handler.
+        tree: where all these processes import from; see `Child`.
+        locks: whether the worker takes the GPU's lock; not so where another one of this run holds it.
     """
 
     card: str = "mjolnir.tuner.gpu.card:create_cuda"
     options: Mapping[str, Any] | None = None
     worker: str = "mjolnir.tuner.gpu.worker:create_warm"
     compiler: str = COMPILER
+    tree: Path | None = None
+    locks: bool = True
 
 
 class Supervisor:
@@ -78,19 +83,20 @@ class Supervisor:
         """Process id of the worker, if there is one."""
         return self._worker.pid if self._worker else None
 
-    def open(self, process: int | None = None) -> dict[str, Any]:
-        """Start a worker, and a spare behind it; returns the device's facts.
+    def open(self, process: int | None = None, seed: int | None = None) -> dict[str, Any]:
+        """Start a worker, and a spare behind it; returns the device's facts. Without a `seed` its KV is like no other.
 
         Raises:
             ChildError: it did not open.
         """
         self.drop()
-        self._worker = self._spare or Child(self._backend.worker)
+        self._worker = self._spare or Child(self._backend.worker, tree=self._backend.tree)
         self._spare = None
-        own = {"seed": secrets.randbits(48), "lock_seconds": self._limits["lock"]}
+        seconds = self._limits["lock"] if self._backend.locks else None
+        own = {"seed": secrets.randbits(48) if seed is None else seed, "lock_seconds": seconds}
         facts = self._worker.ask({**self._request, **own}, self._limits)
         self.process = process
-        self._spare = Child(self._backend.worker, nice=5)
+        self._spare = Child(self._backend.worker, nice=5, tree=self._backend.tree)
         return facts
 
     def ask(self, request: Mapping[str, Any], process: int | None = None) -> dict[str, Any]:

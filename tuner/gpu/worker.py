@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mjolnir import kernel
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.bench import Status, Timing, dirt
@@ -49,14 +50,16 @@ class Worker:
     """Answers requests; the first must be "open".
 
     - "open": "card" (`module:function` that makes it) with "options", "geometry", "placement", "workload", "policy",
-      "folder" of the compile cache, "seed" of the KV contents, "lock_seconds". Answers with facts of the device.
+      "folder" of the compile cache, "seed" of the KV contents, "lock_seconds" (None: the lock is another's to hold).
+      Answers with facts of the device, and with the folder that the kernel came from.
     - "measure": gate "setting" (with "fault"), then time it against the default at "points" for "rounds" rounds.
       "trial" renews a rotating point, None renews nothing. "expected": the cases' outputs by name.
     - "noise": time the default against itself; on a fresh instance seeded by "number", or as it is where that is None.
     - "instance": time "arms" against one another at "points" on a fresh instance, gated first.
+    - "ready", "turn": see `turns`.
 
-    All three tell in "binaries" what was built (see `Session.expect`); a binary that is another one never runs. "serve"
-    of a "measure" is the setting that a canary runs in the place of its own.
+    All but "turn" tell in "binaries" what was built (see `Session.expect`); a binary that is another one never runs.
+    "serve" of a "measure" is the setting that a canary runs in the place of its own.
     """
 
     def __init__(self) -> None:
@@ -70,20 +73,24 @@ class Worker:
             return self._open(request)
         if self._session is None:
             raise RuntimeError("the first request must be 'open'")
-        operation = {"measure": measure, "noise": noise, "instance": instance}[request["op"]]
-        return operation(self._session, request, report)
+        from mjolnir.tuner.gpu.turns import ready, turn
+
+        operations = {"measure": measure, "noise": noise, "instance": instance, "ready": ready, "turn": turn}
+        return operations[request["op"]](self._session, request, report)
 
     def _open(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         from mjolnir.tuner.gpu.session import Session
 
         geometry = Geometry.from_dict(spec["geometry"])
         card = resolve(spec["card"])(spec["options"], geometry, Path(spec["folder"]))
-        self._lock = hold(card.uuid, spec["lock_seconds"])
+        if spec["lock_seconds"] is not None:
+            self._lock = hold(card.uuid, spec["lock_seconds"])
         placement, workload = Placement(**spec["placement"]), Workload.from_dict(spec["workload"])
         self._session = Session(card, geometry, placement, workload, Policy(**spec["policy"]), spec["seed"])
         device = card.device
         facts = {"arch": device.arch, "name": device.name, "sm_count": device.sm_count, "mig": device.mig}
-        return {"device": facts, "uuid": card.uuid, "environment": card.environment()}
+        place = str(Path(str(kernel.__file__)).parent)
+        return {"device": facts, "uuid": card.uuid, "environment": card.environment(), "kernel": place}
 
 
 def hold(uuid: str, seconds: float) -> BaseFileLock:

@@ -179,6 +179,8 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
         _require_space(bench, options)
         options = with_incumbents(options, _incumbents(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
+        if recorded is None and request.depth is None:  # each device has a trial in hand, and the next ones behind it
+            options = replace(options, depth=options.depth * bench.width)
         writer = stack.enter_context(ledger.writer(tag, environment(bench)))
         if store is None:
             journal = LedgerJournal(ledger, writer, tag)

@@ -170,6 +170,7 @@ class Instance:
             by position in the request's `points` and `arms`.
         correctness: as in `Outcome`, of this instance's own outputs.
         window: as in `Timing`.
+        phases: seconds by phase: "wait" for a process, "open", "inputs", "gate", "measure".
     """
 
     status: Status
@@ -177,6 +178,7 @@ class Instance:
     samples: tuple[tuple[tuple[int, ...], ...], ...] = ()
     correctness: Mapping[str, Any] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 class Race(Protocol):
@@ -188,6 +190,28 @@ class Race(Protocol):
 
     def __call__(self, timings: Sequence[Timing]) -> bool:
         """Whether a setting with these timings, one per point of `points`, goes on."""
+
+
+class OneByOne:
+    """The announcements of a bench that does nothing before it is asked."""
+
+    width = 1
+
+    def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
+        """See `Bench`."""
+
+    def begun(self, trial: int) -> bool:
+        """See `Bench`."""
+        return False
+
+    def foresee(self, settings: Iterable[Setting]) -> None:
+        """See `Bench`."""
+
+    def begin_noise(self, number: int) -> None:
+        """See `Bench`."""
+
+    def begin_instance(self, request: InstanceRequest) -> None:
+        """See `Bench`."""
 
 
 class Bench(Protocol):
@@ -230,8 +254,27 @@ class Bench(Protocol):
     def submit(self, setting: Setting) -> None:
         """Start compiling `setting` ahead of its `measure`; may do nothing."""
 
-    def begin(self, trial: int, setting: Setting) -> None:
-        """Announce a trial that `measure` will ask for: a bench of several devices takes it up, others do nothing."""
+    @property
+    def width(self) -> int:
+        """How many devices measure side by side."""
+
+    def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
+        """Announce a trial that `measure` will ask for, with these very arguments and in this order.
+
+        A device that is free takes it up, and one that is busy goes on with it without waiting to be asked.
+        """
+
+    def begun(self, trial: int) -> bool:
+        """Whether a device has taken an announced trial up; from then on one that was not is forgotten."""
+
+    def foresee(self, settings: Iterable[Setting]) -> None:
+        """Compile what may be asked for soon while there is nothing else to compile; may do nothing."""
+
+    def begin_noise(self, number: int) -> None:
+        """Announce a comparison that `noise` will ask for; a device that would be idle takes it up."""
+
+    def begin_instance(self, request: InstanceRequest) -> None:
+        """Announce an instance that `instance` will ask for; a device that would be idle takes it up."""
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         """Build, check and time `setting` at every point against the built-in default, interleaved.

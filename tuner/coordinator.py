@@ -6,7 +6,8 @@ step is on record before the next depends on it; `run` over the records of a cam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,6 +95,41 @@ def run(
     return _Campaign(bench, journal, options, observer, stop, team).run()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A campaign that takes turns with others; the attributes are the arguments of `run`."""
+
+    bench: Bench
+    journal: Journal
+    options: Options
+    observer: Observer | None = None
+    stop: Callable[[], bool] = lambda: False
+
+
+def run_together(runs: Iterable[Run]) -> list[Result]:
+    """Run campaigns over one device: search after search, then their finals side by side.
+
+    A fresh process costs more than the instances in it, so in the finals the campaigns share them: each takes its
+    instances in the one that is there, then all go on to the next.
+
+    Args:
+        runs: the campaigns; each is made when its search is due.
+
+    Returns:
+        Their results, in order.
+    """
+    campaigns: list[_Campaign] = []
+    waiting: deque[Iterator[None]] = deque()
+    for each in runs:
+        campaigns.append(_Campaign(each.bench, each.journal, each.options, each.observer, each.stop, None))
+        turns = campaigns[-1].turns()
+        waiting.extend([turns] if next(turns, turns) is None else [])
+    while waiting:
+        turns = waiting.popleft()
+        waiting.extend([turns] if next(turns, turns) is None else [])
+    return [campaign.result for campaign in campaigns if campaign.result is not None]
+
+
 class _Campaign:
     def __init__(
         self,
@@ -112,33 +148,47 @@ class _Campaign:
         self._evidence: list[Record] = []
         self._floor: Array = np.array([])
         self._decisions: list[Mapping[str, Any]] = []
-        self._measured = 0
+        self.result: Result | None = None
 
     def run(self) -> Result:
+        for _ in self.turns():
+            pass
+        assert self.result is not None
+        return self.result
+
+    def turns(self) -> Iterator[None]:
+        """The campaign in parts: up to the end of its search, then between one fresh process and the next."""
         try:
+            search = self._open_search()
             self._canaries()
             self._noise()
-            reason = self._search()
-            self._tape.alone("finals", self._finals)
+            workload = self._bench.workload
+            floors = {bucket: self._session.weights.of_bucket(bucket, self._floor) for bucket in workload.buckets}
+            reason = search.run(floors)
+            yield
+            if self._tape.shared:
+                self._tape.alone("finals", lambda: deque(self._finals(), maxlen=0))
+            else:
+                yield from self._finals()
         except Halt as halt:
             reason = halt.reason
         finally:
             self._tape.close()
-        return self._end(reason)
+        self.result = self._end(reason)
 
-    def _search(self) -> str:
-        session = self._session
-        options, workload = self._options, self._bench.workload
+    def _open_search(self) -> Search:
+        session, options = self._session, self._options
         proposer = make(
             options.proposer,
             session.space,
             options.seed,
-            workload=workload,
+            workload=self._bench.workload,
             command=options.proposer_command,
             seconds=options.proposer_seconds,
         )
-        floors = {bucket: session.weights.of_bucket(bucket, self._floor) for bucket in workload.buckets}
-        return Search(session, proposer, floors).run()
+        search = Search(session, proposer)
+        search.foresee()
+        return search
 
     def _canaries(self) -> None:
         """Send each canary through the gate; one that is not rejected voids the campaign."""
@@ -171,6 +221,7 @@ class _Campaign:
         values: list[list[float]] = []
         number, wanted = 0, self._options.noise
         while len(values) < wanted:
+            self._begin_noise(number + 1, wanted - len(values))
             number += 1
             take = partial(self._compare, number, values)
             record = self._session.step("noise", (number,), take, min(len(values) + 1, wanted), wanted)
@@ -178,6 +229,12 @@ class _Campaign:
             if record["body"]["status"] == Status.MEASURED:
                 values.append(record["body"]["values"])
         self._floor = noise_floor(np.array(values))
+
+    def _begin_noise(self, first: int, count: int) -> None:
+        """Announce the comparisons that will be asked for, as far as they are not on record."""
+        for number in range(first, first + count):
+            if not self._tape.shared and not self._tape.has("noise", number):
+                self._bench.begin_noise(number)
 
     def _compare(self, number: int, before: Sequence[Sequence[float]]) -> dict[str, Any]:
         """One A/A instance: its timings, its values, and the floor with it."""
@@ -198,14 +255,15 @@ class _Campaign:
         rows = [timing.as_dict() for timing in timings]
         return {"status": str(Status.MEASURED), "reason": "", "timings": rows, "values": values, "floor": floor}
 
-    def _finals(self) -> None:
+    def _finals(self) -> Iterator[None]:
         session, options = self._session, self._options
         # Where time ends the search, it may end a trial later in another process.
         session.trials = self._tape.agree(f"after/{options.trials}/{options.minutes:g}", session.trials)
         self._decisions.clear()
         elsewhere = self._tape.elsewhere()
-        for body in Finals(self._session, self._leads(), self._floor, self._evidence, elsewhere).run():
-            self._decisions.append(body)
+        for decisions in Finals(self._session, self._leads(), self._floor, self._evidence, elsewhere).run():
+            self._decisions += decisions
+            yield
 
     def _leads(self) -> list[Lead]:
         """The measured trials of this epoch."""

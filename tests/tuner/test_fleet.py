@@ -154,14 +154,21 @@ def test_the_instances_of_a_process_share_a_device(modelled: Recording) -> None:
     made.close()
 
 
-def test_what_was_announced_and_not_begun_is_taken_back_when_the_search_ends(modelled: Recording) -> None:
-    benches = [SlowBench(modelled, 0.05), SlowBench(modelled, 0.05)]
+def test_of_what_was_announced_only_what_has_begun_is_measured(modelled: Recording) -> None:
+    benches = [SlowBench(modelled, 0.1), SlowBench(modelled, 0.1)]
     made = fleet(*benches)
     for trial in range(1, 9):
         made.begin(trial, modelled.settings[trial])
+    while sum(bench.busy for bench in benches) == 0:
+        time.sleep(0.01)
+    begun = [trial for trial in range(1, 9) if made.begun(trial)]
+    for trial in begun:
+        assert made.measure(trial, modelled.settings[trial]).status is Status.MEASURED
+    assert begun == list(range(1, 1 + len(begun)))
+    assert 2 <= len(begun) < 8
     made.noise(1)
     made.close()
-    assert sum(len(bench.measured) for bench in benches) <= 4
+    assert sorted(trial for bench in benches for trial, _ in bench.measured) == begun
 
 
 def test_devices_have_to_be_equal(modelled: Recording) -> None:

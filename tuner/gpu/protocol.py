@@ -117,11 +117,27 @@ class Child:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
-        """Send `request` and wait for its answer.
+        """Send `request` and wait for its answer; see `send` and `receive`."""
+        self.send(request)
+        return self.receive(limits)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a request; it begins when those before it are answered. A pipe that is broken shows in `receive`.
 
         Args:
             request: what the handler gets; JSON.
+        """
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send_bytes(json.dumps(request).encode())
+
+    def receive(self, limits: Mapping[str, float]) -> dict[str, Any]:
+        """Wait for the answer to the oldest request that has none.
+
+        Args:
             limits: seconds by phase; "start" holds until the first report.
+
+        Returns:
+            What the handler says, and as "idle" how many seconds the child had waited for the request.
 
         Raises:
             Hung: a phase took longer than its limit.
@@ -130,11 +146,10 @@ class Child:
         """
         phase = "start"
         try:
-            self._connection.send_bytes(json.dumps(request).encode())
             while True:
                 message = self._receive(limits[phase], phase)
                 if "answer" in message:
-                    return dict(message["answer"])
+                    return {**message["answer"], "idle": message["idle"]}
                 if "error" in message:
                     error = message["error"]
                     reason = f"{error['type']}: {error['message']}"

@@ -114,7 +114,6 @@ def test_every_fault_ends_as_its_status_and_the_campaign_goes_on(make: Make) -> 
         assert body["policy"] == POLICY.as_dict()
         if body["status"] != "measured":
             assert (body["ratio"], body["ratios"]) == (None, {})
-    assert trials[1]["phases"]["compile"] > 1.5  # waited for the compiler that hung
     assert trials[4]["phases"]["gate"] > 1.5  # and for the kernel
     assert trials[0]["phases"]["measure"] > 0 < trials[0]["phases"]["record"]
     assert (result.measured, result.reason) == (2, "interrupted")
@@ -144,13 +143,13 @@ def test_a_device_that_is_lost_is_left_alone_and_the_campaign_can_go_on(make: Ma
 
 def test_a_binary_that_tells_nothing_apart_fails_its_canary(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make()
-    build = bench._build  # what every compile comes to
+    build = bench._parts.build  # what every compile comes to
 
-    def alike(setting: Setting, fault: str) -> Any:
+    def alike(setting: Setting, fault: str = "none") -> Any:
         made, refusal = build(setting, fault)
         return replace(made, facts={**made.facts, "binary": "0" * 64}) if made else made, refusal
 
-    monkeypatch.setattr(bench, "_build", alike)
+    monkeypatch.setattr(bench._parts, "build", alike)
     outcome = bench.measure(0, Setting(), "stale")
     assert outcome.status is Status.MEASURED
     assert "were compiled to one binary" in outcome.reason

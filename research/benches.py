@@ -182,6 +182,8 @@ def _gpus(request: Request, problem: Problem, stop: Callable[[], bool], shared: 
             opened.callback(hardware.close)
         benches: dict[str, Bench] = {}
         for index in indices:
+            hardware.worker(index).warm()  # all at once: importing takes longest
+        for index in indices:
             bench = benches[f"cuda:{index}"] = _gpu(request, problem, index, stop, hardware)
             opened.callback(bench.close)
         try:

@@ -83,7 +83,9 @@ class GpuBench(OneByOne):
         self.geometry, self.placement, self.workload = geometry, placement, workload
         self.policy = policy or Policy()
         self._folder = folder or default_folder()
-        backend = backend or backend_of(index)
+        self._own_worker, self._own_pool = worker is None, pool is None
+        self._worker = worker or Supervisor(backend or backend_of(index), limits)
+        backend = self._worker.backend
         self._problem = {
             "op": "open",
             "card": backend.card,
@@ -94,8 +96,6 @@ class GpuBench(OneByOne):
             "policy": self.policy.as_dict(),
             "folder": str(self._folder),
         }
-        self._own_worker, self._own_pool = worker is None, pool is None
-        self._worker = worker or Supervisor(backend, limits)
         self._gate = gate
         self._name = secrets.token_hex(8)
         self._waiting: dict[int, tuple[Setting, Race | None]] = {}

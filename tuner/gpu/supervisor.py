@@ -88,10 +88,15 @@ class Supervisor:
         backend: what it runs on.
         limits: seconds by phase, None = `LIMITS`.
         devices: how many workers share the CPUs; spares wait behind each, one for four CPUs, at most `MOST_SPARES`.
+
+    Attributes:
+        backend: as it was given.
+        opening: seconds that opening took in the last request: "wait" for the process, and "open"; empty where it was
+            open.
     """
 
     def __init__(self, backend: Backend, limits: Mapping[str, float] | None = None, devices: int = 1) -> None:
-        self._backend, self._limits = backend, {**LIMITS, **(limits or {})}
+        self.backend, self._limits = backend, {**LIMITS, **(limits or {})}
         self._most = max(1, min(MOST_SPARES, len(os.sched_getaffinity(0)) // (4 * devices)))
         self._worker: Child | None = None
         self._spares: deque[Child] = deque()
@@ -105,6 +110,11 @@ class Supervisor:
     def pid(self) -> int | None:
         """Process id of the worker, if there is one."""
         return self._worker.pid if self._worker else None
+
+    def warm(self) -> None:
+        """Start a process, if there is none, so that it imports while this side does something else."""
+        if self._worker is None and not self._spares:
+            self._spares.append(self._start(nice=0))
 
     def open(self, problem: Mapping[str, Any]) -> dict[str, Any]:
         """Have the worker take up a problem, in the process that there is or in a new one.
@@ -234,7 +244,7 @@ class Supervisor:
 
     def _start(self, nice: int) -> Child:
         self._started = time.monotonic()
-        return Child(self._backend.worker, environment=self._backend.environment, nice=nice)
+        return Child(self.backend.worker, environment=self.backend.environment, nice=nice)
 
     def _have_spares(self) -> None:
         """Start a spare where one is missing: at once the first, then one at a time, since imports fill a CPU each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.session import MOST_FAILURES
 from tests.fakes.bench import Script, ScriptedBench, failed
 from tests.fakes.fleet import SlowBench
+from tests.tuner.conftest import WINNER
 
 OPTIONS = Options(trials=24, minutes=60, proposer="random", noise=4)
 CHANGING = ("clock", "phases", "facts")
@@ -152,6 +154,60 @@ def test_the_instances_of_a_process_share_a_device(modelled: Recording) -> None:
     found = [made.instance(InstanceRequest(process, number, (0,), arms)) for number, process in enumerate((4, 4, 5, 5))]
     assert [instance.window["device"] for instance in found] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
     made.close()
+
+
+def test_the_finals_keep_all_devices_at_work(gain: Recording) -> None:
+    benches = [SlowBench(gain, 0.005), SlowBench(gain, 0.005)]
+    options = replace(OPTIONS, enqueued=(WINNER,))
+    result, journal = campaign(fleet(*benches), options)
+    assert {body["decision"] for body in result.decisions} == {"promote"}
+    processes = [{process for process, _, _ in bench.spans} for bench in benches]
+    assert not processes[0] & processes[1]
+    assert {number % 2 for number in processes[0]} == {0}
+    alone = sum(end - begin for bench in benches for _, begin, end in bench.spans)
+    spans = [span for bench in benches for span in bench.spans]
+    together = max(end for _, _, end in spans) - min(begin for _, begin, _ in spans)
+    assert alone / together > 1.5
+    confirmed = [record["body"] for record in journal.records if record["kind"] == "confirmation"]
+    order = [(body["bucket"], body["process"] - confirmed[0]["process"]) for body in confirmed][:8]
+    assert order == [(1, 0), (1, 0), (1, 1), (1, 1), (32, 0), (32, 0), (32, 1), (32, 1)]
+
+
+@pytest.mark.parametrize("widths", [(2, 1), (1, 2)])
+def test_finals_go_on_with_other_devices_and_take_nothing_twice(gain: Recording, widths: tuple[int, int]) -> None:
+    def bench(width: int) -> FleetBench:
+        return fleet(*(SlowBench(gain) for _ in range(width)))
+
+    options, journal, seen = replace(OPTIONS, enqueued=(WINNER,)), MemoryJournal(), []
+    journal.append("epoch", {"epoch": "e1"})
+
+    class Watch:
+        def update(self, progress: Any) -> None:
+            seen.append(progress.phase)
+
+    first = bench(widths[0])
+    run(first, journal, options, Watch(), lambda: seen.count("confirmation") >= 5)
+    first.close()
+    assert not [record for record in journal.records if record["kind"] == "promotion"]
+    second = bench(widths[1])
+    result = run(second, journal, options)
+    second.close()
+    assert [body["decision"] for body in result.decisions] == ["promote"] * 2
+    finals = [r["body"] for r in journal.records if r["kind"] in ("shootout", "confirmation")]
+    assert len({body["instance"] for body in finals}) == len(finals)
+    for bucket in (1, 32):
+        confirmed = [b for b in finals if "attempt" in b and b["bucket"] == bucket]
+        assert [b["number"] for b in confirmed] == list(range(1, 1 + len(confirmed)))
+        counts = Counter(b["process"] for b in confirmed)
+        assert set(counts.values()) == {options.group}
+
+
+def test_a_fleet_races_as_one_device_does(modelled: Recording) -> None:
+    options = replace(OPTIONS, trials=60, race=True)
+    _, alone = campaign(SlowBench(modelled), options)
+    _, shared = campaign(fleet(SlowBench(modelled, 0.001), SlowBench(modelled, 0.002)), options)
+    assert comparable(shared) == comparable(alone)
+    assert "raced" in {body["status"] for body in trials(shared)}
 
 
 def test_of_what_was_announced_only_what_has_begun_is_measured(modelled: Recording) -> None:

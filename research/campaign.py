@@ -30,7 +30,10 @@ from mjolnir.tuner.space import Space
 
 if TYPE_CHECKING:
     from mjolnir.backend.lookup import Defaults
+    from mjolnir.kernel.device import Device
+    from mjolnir.kernel.geometry import Geometry, Placement
     from mjolnir.ledger import Ledger
+    from mjolnir.research.hardware import Hardware
     from mjolnir.research.progress import Screen
     from mjolnir.research.sharing import SharedJournal
     from mjolnir.tuner.bench import Bench
@@ -63,7 +66,7 @@ def run(request: Request, screen: Screen) -> Answer:
         MissingFailure: no device.
         Failure: the ledger cannot be used.
     """
-    tag = _checked_tag(request.tag) if request.tag else fresh_tag()
+    tag = checked_tag(request.tag) if request.tag else fresh_tag()
     if request.dry_run:
         return _dry_run(request, tag)
     _require_outputs(request)
@@ -74,11 +77,11 @@ def run(request: Request, screen: Screen) -> Answer:
 
 
 def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Running) -> Answer:
-    with _failures_in_words(ledger, tag), opened(request, ledger, tag, stop) as campaign:
-        _announce(campaign, screen)
+    with failures_in_words(ledger, tag), opened(request, ledger, tag, stop) as campaign:
+        announce(campaign, screen)
         with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
             result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop, campaign.team)
-    return _told(request, ledger, campaign.journal.history(), result)
+    return told(request, ledger, campaign.journal.history(), result)
 
 
 def _require_outputs(request: Request) -> None:
@@ -94,7 +97,7 @@ def _require_outputs(request: Request) -> None:
         raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
 
 
-def _told(request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]], result: Result) -> Answer:
+def told(request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]], result: Result) -> Answer:
     """The findings; an export that fails at the end costs its files and never the summary."""
     from mjolnir.research.findings import findings
 
@@ -137,7 +140,7 @@ def fresh_tag() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{letters}"
 
 
-def _checked_tag(tag: str) -> str:
+def checked_tag(tag: str) -> str:
     try:
         return ledgers.check_tag(tag)
     except ValueError as error:
@@ -145,9 +148,16 @@ def _checked_tag(tag: str) -> str:
 
 
 @contextmanager
-def _failures_in_words(ledger: Ledger, tag: str) -> Iterator[None]:
-    """A device that is lost, or a full disk, ends a campaign with a message; what is recorded stays, and can go on."""
-    resume = f"what is recorded is safe; go on with: {command(ledger, 'autoresearch', 'run', '--tag', tag, '--resume')}"
+def failures_in_words(ledger: Ledger, tag: str, *words: str) -> Iterator[None]:
+    """A device that is lost, or a full disk, ends a campaign with a message; what is recorded stays, and can go on.
+
+    Args:
+        ledger: where it is recorded.
+        tag: the campaign.
+        words: of the command that goes on with it, in the place of `--resume`.
+    """
+    again = command(ledger, "autoresearch", "run", "--tag", tag, *(words or ("--resume",)))
+    resume = f"what is recorded is safe; go on with: {again}"
     try:
         yield
     except BenchFailure as error:
@@ -157,8 +167,14 @@ def _failures_in_words(ledger: Ledger, tag: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] = lambda: False) -> Iterator[Campaign]:
-    """Make or find the campaign's records and its bench; both are closed when the block ends.
+def opened(
+    request: Request,
+    ledger: Ledger,
+    tag: str,
+    stop: Callable[[], bool] = lambda: False,
+    hardware: Hardware | None = None,
+) -> Iterator[Campaign]:
+    """Make or find the campaign's records and its bench, on its own hardware or the one given; closed with the block.
 
     Raises:
         UsageFailure: the tag exists and is not resumed, or is resumed and does not exist.
@@ -172,7 +188,7 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
         options = request.options(recorded["options"] if recorded else None)
         if request.worker:
             sharing.require_consent(request, options)
-        bench = benches.choose(request, recorded, options.seed, stop)
+        bench = benches.choose(request, recorded, options.seed, stop, hardware)
         stack.callback(bench.close)
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
@@ -229,11 +245,15 @@ def _incumbents(request: Request, bench: Bench, recorded: Mapping[str, Any] | No
     """The rows in force by bucket; a resumed campaign keeps those it began with."""
     if recorded is not None:
         return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
+    return rows_in_force(request, bench.device, bench.geometry, bench.placement, bench.workload.buckets)
+
+
+def rows_in_force(
+    request: Request, device: Device, geometry: Geometry, placement: Placement, buckets: Sequence[int]
+) -> dict[int, Setting]:
+    """The settings of the rows in force, by bucket, where there are any."""
     defaults = _defaults(request)
-    found = {
-        bucket: defaults.incumbent(bench.device, bench.geometry, bench.placement, bucket)
-        for bucket in bench.workload.buckets
-    }
+    found = {bucket: defaults.incumbent(device, geometry, placement, bucket) for bucket in buckets}
     return {bucket: row.setting for bucket, row in found.items() if row}
 
 
@@ -318,7 +338,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _announce(campaign: Campaign, screen: Screen) -> None:
+def announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
     plan = _plan(campaign.bench, options)
     place = campaign.ledger.place

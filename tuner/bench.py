@@ -1,7 +1,7 @@
 """The seam between a campaign and the device: what is asked of a bench, and what comes back.
 
 There are two benches: `tuner.gpu` measures on a GPU, `tuner.replay` draws from a recording. A campaign cannot tell
-them apart but for `Bench.simulated`. All times are whole nanoseconds of one launch of decode and merge at one
+them apart but for `Bench.simulated`. All times are whole nanoseconds of one launch of decode at one
 point, already freed of the chain around them (see `Timing`).
 """
 
@@ -64,14 +64,14 @@ class BenchFailure(RuntimeError):
 class Timing:
     """Paired samples of two settings at one point, taken interleaved in one window.
 
-    A sample is the time of one chain (writer, decode, merge, reader) by CUDA-graph replay over rotating KV sets,
-    divided by the number of chains in the replay. `empty` are samples of the same chain without decode and merge.
+    A sample is the time of one chain (writer, decode, reader) by CUDA-graph replay over rotating KV sets,
+    divided by the number of chains in the replay. `empty` are samples of the same chain without decode.
 
     Attributes:
         point: index of the point in the workload.
         candidate: chain times of the candidate in ns, one per round.
         baseline: chain times of the baseline in ns, of the same rounds.
-        empty: chain times without decode and merge in ns.
+        empty: chain times without decode in ns.
         window: what was seen of the device meanwhile: clock, temperature, power, throttle reasons, other processes.
     """
 

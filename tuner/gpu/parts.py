@@ -26,12 +26,13 @@ class Parts:
     Args:
         pool: makes them.
         geometry, device: whose.
+        need: how soon the built-in default is needed, which everything is timed against.
     """
 
-    def __init__(self, pool: CompilePool, geometry: Geometry, device: Device) -> None:
+    def __init__(self, pool: CompilePool, geometry: Geometry, device: Device, need: Need = Need.SOON) -> None:
         self._pool, self._geometry, self._device = pool, geometry, device
         self._plan = pool.plan(device.arch)
-        self.submit(Setting())
+        self.submit(Setting(), need)
 
     def submit(self, setting: Setting, need: Need = Need.SOON) -> None:
         """Start compiling `setting`, and making the outputs that its gate expects."""
@@ -39,12 +40,12 @@ class Parts:
             self._variant(setting, need=need)
             self._expected(setting, need)
 
-    def submit_canaries(self, faults: Iterable[str]) -> None:
+    def submit_canaries(self, faults: Iterable[str], need: Need = Need.SOON) -> None:
         """Start compiling what the canaries take."""
         for fault in faults:
-            self._variant(Setting(), fault)
+            self._variant(Setting(), fault, need)
         with contextlib.suppress(ValueError):  # the canary will say that there is none
-            self.submit(stand_in(Setting(), self._geometry, self._device))
+            self.submit(stand_in(Setting(), self._geometry, self._device), need)
 
     def build(self, setting: Setting, fault: str = "none") -> tuple[Build | None, Refusal | None]:
         """The binary of a setting, waited for, and why it cannot be measured, if so."""

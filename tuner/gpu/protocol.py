@@ -28,6 +28,7 @@ KILL_SECONDS = 10.0
 
 _launcher = ThreadPoolExecutor(1, thread_name_prefix="mjolnir-launch")
 # A child is bound to the life of the thread that started it, not of the process: so one lasting thread starts them all.
+_reaper = ThreadPoolExecutor(4, thread_name_prefix="mjolnir-reap")
 
 
 class ChildError(Exception):
@@ -180,8 +181,7 @@ class Child:
 
     def kill(self) -> None:
         """End it and everything that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal()
         self._reap()
 
     def close(self) -> None:
@@ -189,6 +189,15 @@ class Child:
         self.kill()
         self._connection.close()
         self._log.close()
+
+    def leave(self) -> None:
+        """End it without waiting until it is gone: what it held on a GPU takes its time to be given back."""
+        self._signal()
+        _reaper.submit(self.close)
+
+    def _signal(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _reap(self) -> int | None:
         try:

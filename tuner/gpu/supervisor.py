@@ -220,7 +220,7 @@ class Supervisor:
     def drop(self) -> None:
         """End the worker; the next request opens another."""
         if self._worker:
-            self._worker.close()
+            self._worker.leave()
         self._worker = self._problem = self._ahead = None
 
     def close(self) -> None:

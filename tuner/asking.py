@@ -111,7 +111,7 @@ class Asking:
         coordinates, replaced, note = found
         seconds = PROPOSE_SECONDS if session.bench.simulated else round(perf_counter() - begin, 6)
         setting = session.space.setting(coordinates)
-        self.likely = self._foreseen(number, bucket)
+        self.likely = self._foreseen(number)
         return Proposal(number, setting, "sampler", self._proposer.name, replaced, bucket, seconds, note)
 
     def _ask(self, bucket: int, number: int) -> tuple[Coordinates, str, str] | None:
@@ -131,12 +131,12 @@ class Asking:
         coordinates, replaced = found
         return coordinates, replaced or ("random" if note else ""), note
 
-    def _foreseen(self, number: int, bucket: int | None = None) -> tuple[Setting, ...]:
+    def _foreseen(self, number: int) -> tuple[Setting, ...]:
         """What the proposer may answer next, where it can tell; of no use to a bench that compiles nothing."""
         if self._session.bench.simulated or not isinstance(self._proposer, Foresight):
             return ()
-        found = self._proposer.likely(self._buckets[0] if bucket is None else bucket, number, self._taken)
-        return tuple(self._session.space.setting(coordinates) for coordinates in found)
+        found = [each for bucket in self._buckets for each in self._proposer.likely(bucket, number, self._taken)]
+        return tuple(self._session.space.setting(coordinates) for coordinates in dict.fromkeys(found))
 
     def _is_contender(self, bucket: int, coordinates: Coordinates) -> bool:
         if coordinates not in self._taken or coordinates in self._under_way or bucket not in self.floors:

@@ -30,7 +30,7 @@ FIRST_FIT, GROWTH = 8, 1.25
 CANDIDATES = 2048
 """Settings that an ask judges; a larger space is sampled."""
 
-LIKELY = 12
+LIKELY = 4
 """Settings of a bucket that may be proposed soon."""
 
 DEVIATIONS = 2.0

@@ -362,7 +362,7 @@ def _plan(bench: Bench, options: Options) -> coordinator.Estimate:
 
     buckets = len(bench.workload.buckets)
     if not isinstance(bench, ReplayBench):
-        return coordinator.estimate(options, buckets)
+        return coordinator.estimate(options, buckets, devices=bench.width)
     return coordinator.estimate(options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds)
 
 

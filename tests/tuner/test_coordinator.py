@@ -485,7 +485,8 @@ def test_presets_and_estimates() -> None:
     assert Options.from_dict({**options.as_dict(), "later": 1}) == options
     assert json.loads(json.dumps(options.as_dict())) == options.as_dict()
     plan = estimate(options, 6, deviation=0.003, trial_seconds=1.0)
-    assert (plan.trials, plan.instances, plan.seconds) == (40, 720, 40 + 6 * (6 + 60) + 2 + 120 + 30)
+    assert (plan.trials, plan.instances, plan.seconds) == (40, 720, 40 + 6 * (1 + 60) + 2 + 120 + 30)
+    assert estimate(options, 6, trial_seconds=1.0, devices=2).seconds == plan.seconds / 2
     assert 0.01 < plan.smallest_gain < estimate(options, 6, deviation=0.003, attempt=3).smallest_gain < 0.02
     assert Options.from_dict({"trials": 7, "instances": 12, "processes": 3}) == Options(trials=7, until_flat=False)
     for bad, message in (

@@ -1,4 +1,4 @@
-"""The chain that is timed, as it is served: a writer of Q and of one KV row, decode, a reader of O.
+"""The chain that is timed, as it is served: a writer of Q and of the new KV rows, decode, a reader of O.
 
 A pass is one chain on each KV set of a point, a graph is some passes. The same graph without decode is the
 empty chain. A graph holds for one binary, one point and its addresses; `max_splits` only changes the plan in the

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mjolnir.kernel.geometry import Placement
+from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.bench import CANARIES, RACED, REJECTED, Bench, InstanceRequest, Status, Timing
 from mjolnir.tuner.gpu import DeviceUnavailable, GpuBench
@@ -33,7 +34,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gpu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
 
-        def bench(workload: Workload = WORKLOAD, worker: Supervisor | None = None, **options: Any) -> GpuBench:
+        def bench(
+            workload: Workload = WORKLOAD,
+            geometry: Geometry = GEOMETRY,
+            worker: Supervisor | None = None,
+            **options: Any,
+        ) -> GpuBench:
             backend = Backend(
                 card="tests.fakes.gpu:create",
                 options={"journal": str(folder / "journal"), "trouble": TROUBLE, **options},
@@ -41,7 +47,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gpu
                 compiler="tests.fakes.compiler:create",
             )
             return GpuBench(
-                GEOMETRY, Placement(), workload, folder=folder, policy=POLICY, processes=1, compile_seconds=2.0,
+                geometry, Placement(), workload, folder=folder, policy=POLICY, processes=1, compile_seconds=2.0,
                 limits=LIMITS, backend=backend, worker=worker,
             )  # fmt: skip
 
@@ -185,9 +191,8 @@ def test_what_was_sent_ahead_and_is_not_wanted_any_more_is_left_out(bench: GpuBe
 def test_problems_take_turns_with_a_worker_and_share_its_fresh_processes(
     make: Callable[..., GpuBench], bench: GpuBench
 ) -> None:
-    other = Workload("other", (uniform(2, 64),))
-    worker = bench._worker
-    second = make(workload=other, worker=worker, uuid="GPU-shared")
+    other, worker = Workload("other", (uniform(2, 64),)), bench._worker
+    second = make(workload=other, geometry=replace(GEOMETRY, q_len=2), worker=worker, uuid="GPU-shared")
     arms = (Setting(kv_stages=3), Setting())
     pids = []
     for process in (101, 101, 102):

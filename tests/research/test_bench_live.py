@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mjolnir.research import devices
 from mjolnir.research.answer import Failure
 from mjolnir.research.bench.live import compare, live
 from mjolnir.research.campaign import campaign_body
+from mjolnir.research.findings import device_lines
 from mjolnir.research.request import Request
 from mjolnir.research.summary import summarize
 from mjolnir.tuner import coordinator
@@ -96,6 +98,14 @@ def test_the_devices_are_told_apart(both: list[Any]) -> None:
     assert found["busy_share"] == pytest.approx(sum(busy.values()) / 2, rel=1e-3)
     assert found["process_seconds"] == {"open": 1.5, "measure": 0.1}
     assert found["processes"] == len({r["body"]["process"] for r in both if "process" in r["body"]})
+
+
+def test_the_findings_say_how_busy_the_devices_were(both: list[Any], one: list[Any]) -> None:
+    first, *others = device_lines(summarize(both))
+    assert re.fullmatch(r"Search: \d+ trials/min; device busy \d+% of it, idle for 0\.\d+ ms between trials\.", first)
+    assert [line.split(":")[0] for line in others] == ["  cuda:0", "  cuda:1"]
+    assert re.search(r"by \+(1\.[6-9]|2\.[0-4])% at most", others[1])
+    assert len(device_lines(summarize(one))) == 1
 
 
 def test_a_second_device_is_compared_with_one(both: list[Any], one: list[Any], tmp_path: Path) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import metadata
-from platform import python_version, system
 from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research import benches, places, sharing
-from mjolnir.research.answer import Answer, Failure, MissingFailure, NotWrittenFailure, UsageFailure
+from mjolnir.research.answer import Answer, Failure, MissingFailure, UsageFailure
+from mjolnir.research.bodies import campaign_body, environment, epoch_body
+from mjolnir.research.ending import told
 from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping
 from mjolnir.research.naming import Names
-from mjolnir.research.promote import REPLAY_REFUSED, promote
-from mjolnir.research.request import Request, command_line, with_incumbents
+from mjolnir.research.promote import REPLAY_REFUSED
+from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running
 from mjolnir.tuner import coordinator
 from mjolnir.tuner.bench import BenchFailure
@@ -37,13 +36,10 @@ if TYPE_CHECKING:
     from mjolnir.research.progress import Screen
     from mjolnir.research.sharing import SharedJournal
     from mjolnir.tuner.bench import Bench
-    from mjolnir.tuner.coordinator import Result
     from mjolnir.tuner.journal import Journal
     from mjolnir.tuner.options import Options
 
-EPOCH_PARTS = ("kernel_hash", "policy", "driver", "dsl", "torch")
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-PACKAGES = ("mjolnir-autoresearch", "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi", "optuna", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +91,6 @@ def _require_outputs(request: Request) -> None:
                 raise UsageFailure(f"{flag}: {folder} cannot be written: {error.strerror}; name another") from error
     if request.defaults and request.defaults.is_dir():
         raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
-
-
-def told(request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]], result: Result) -> Answer:
-    """The findings; an export that fails at the end costs its files and never the summary."""
-    from mjolnir.research.findings import findings
-
-    applied = _applied(request, records[0]["tag"], records, result)
-    try:
-        return findings(request, ledger, records, result, applied)
-    except Failure as failure:
-        if request.export is None:
-            raise
-        told = findings(replace(request, export=None), ledger, records, result, applied)
-        return _with_failure(told, failure)
-
-
-def _with_failure(told: Answer, failure: Failure) -> Answer:
-    from rich.console import Group
-
-    view = Group(told.view, f"NOT exported: {failure}")
-    return Answer({**told.data, "not_exported": str(failure)}, view, told.code or failure.code)
 
 
 def _dry_run(request: Request, tag: str) -> Answer:
@@ -294,50 +269,6 @@ def _open_records(request: Request, bench: Bench, options: Options, journal: Jou
         journal.append("epoch", epoch)
 
 
-def campaign_body(request: Request, bench: Bench, options: Options) -> dict[str, Any]:
-    """The body of the campaign record."""
-    recording = getattr(bench, "recording", None)
-    return {
-        "geometry": bench.geometry.as_dict(),
-        "placement": asdict(bench.placement),
-        "workload": bench.workload.as_dict(),
-        "options": options.as_dict(),
-        "device": asdict(bench.device),
-        "simulated": bench.simulated,
-        "recording": recording.name if recording else None,
-        "command": command_line(request.command),
-        "default": Setting().as_dict(),
-        "incumbents": {str(bucket): setting.as_dict() for bucket, setting in options.incumbents.items()},
-        "enqueued": [setting.as_dict() for setting in options.enqueued],
-    }
-
-
-def epoch_body(bench: Bench) -> dict[str, Any]:
-    """The body of the epoch record: what measurements must share to be compared, and its digest."""
-    facts = {**(bench.environment.get("versions") or {}), **bench.environment}
-    parts = {"device": asdict(bench.device), **{name: facts.get(name) for name in EPOCH_PARTS}}
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return {"epoch": hashlib.sha256(text.encode()).hexdigest()[:16], "parts": parts}
-
-
-def environment(bench: Bench) -> dict[str, Any]:
-    """The environment of this process for its first record: versions and the bench, no host and no folder."""
-    return {**process_environment(), "device": asdict(bench.device), "bench": dict(bench.environment)}
-
-
-def process_environment() -> dict[str, Any]:
-    """The part of it that needs no bench."""
-    versions = {name: version for name in PACKAGES if (version := _version(name))}
-    return {"python": python_version(), "system": system(), "packages": versions}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
     plan = _plan(campaign.bench, options)
@@ -364,17 +295,3 @@ def _plan(bench: Bench, options: Options) -> coordinator.Estimate:
     if not isinstance(bench, ReplayBench):
         return coordinator.estimate(options, buckets, devices=bench.width)
     return coordinator.estimate(options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds)
-
-
-def _applied(
-    request: Request, tag: str, records: Sequence[Mapping[str, Any]], result: Result
-) -> Answer | NotWrittenFailure | None:
-    """What `--promote` did: an answer, why the rows could not be written, or None when nothing was to be done."""
-    if not request.promote or result.void or result.reason == "interrupted":
-        return None
-    try:
-        return promote(tag, records, request.defaults)
-    except NotWrittenFailure as failure:
-        return failure
-    except Failure as failure:
-        return NotWrittenFailure(str(failure))

@@ -19,6 +19,7 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.research import campaign, places
 from mjolnir.research.answer import Answer, Exit, UsageFailure
 from mjolnir.research.campaign import Campaign
+from mjolnir.research.ending import told
 from mjolnir.research.naming import Names
 from mjolnir.research.stopping import Running
 from mjolnir.tuner import coordinator
@@ -116,11 +117,11 @@ class _Together:
 
     def run(self) -> Answer:
         results = coordinator.run_together(self._runs())
-        told = [
-            campaign.told(request, self._ledger, opened.journal.history(), result)
+        answers = [
+            told(request, self._ledger, opened.journal.history(), result)
             for request, opened, result in zip(self._requests, self._open, results, strict=True)
         ]
-        return _joined(told)
+        return _joined(answers)
 
     def _runs(self) -> Iterator[coordinator.Run]:
         for place, request in enumerate(self._requests):
@@ -186,9 +187,9 @@ def _hardware(request: Request, stack: ExitStack) -> Hardware | None:
     return hardware
 
 
-def _joined(told: Sequence[Answer]) -> Answer:
+def _joined(answers: Sequence[Answer]) -> Answer:
     from rich.console import Group
 
-    data: dict[str, Any] = {"campaigns": [answer.data for answer in told]}
-    views = [part for answer in told for part in (answer.view, "")]
-    return Answer(data, Group(*views), max((answer.code for answer in told), default=Exit.DONE))
+    data: dict[str, Any] = {"campaigns": [answer.data for answer in answers]}
+    views = [part for answer in answers for part in (answer.view, "")]
+    return Answer(data, Group(*views), max((answer.code for answer in answers), default=Exit.DONE))

@@ -73,7 +73,7 @@ def demote(
 def _record(ledger: Ledger, row: Row, reason: str) -> str:
     """Append the demotion record to the campaign that proved the row; its hash."""
     from mjolnir.ledger import RecordError, check_tag
-    from mjolnir.research.campaign import process_environment
+    from mjolnir.research.bodies import process_environment
 
     tag = row.certificate.get("tag")
     try:

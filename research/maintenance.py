@@ -118,7 +118,7 @@ def remove(ledger: Ledger, tag: str, reason: str, tables: Sequence[Table] = ()) 
         Failure: there is no such tag, or a row in force rests on it.
     """
     from mjolnir.ledger import tombstone
-    from mjolnir.research.campaign import process_environment
+    from mjolnir.research.bodies import process_environment
     from mjolnir.research.journal import remains_of
 
     _require_free(ledger, [tag], tables)

@@ -21,7 +21,6 @@ CANARIES = (*FAULTS[1:], "stale", "replayed")
 """What is sent through the gate to see it rejected: kernels with a fault; the binary of another setting in the place of
 the one asked for; outputs copied from an earlier launch instead of computed."""
 
-
 RACED = "clearly slow at the first points, so not timed at the others"
 """The reason of a trial that was raced."""
 
@@ -259,10 +258,7 @@ class Bench(Protocol):
         """How many devices measure side by side."""
 
     def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
-        """Announce a trial that `measure` will ask for, with these very arguments and in this order.
-
-        A device that is free takes it up, and one that is busy goes on with it without waiting to be asked.
-        """
+        """Announce a trial that `measure` will ask for: a device takes it up as soon as it is free."""
 
     def begun(self, trial: int) -> bool:
         """Whether a device has taken an announced trial up; from then on one that was not is forgotten."""

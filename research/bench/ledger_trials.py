@@ -18,7 +18,7 @@ from typing import Any
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.ledger.live import NAME, make_folder
 from mjolnir.ledger.record import Record, draft, new_writer
-from mjolnir.research.campaign import campaign_body, environment, epoch_body
+from mjolnir.research.bodies import campaign_body, environment, epoch_body
 from mjolnir.research.request import Request
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.options import Options

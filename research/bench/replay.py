@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
 from mjolnir.research.answer import Answer
-from mjolnir.research.campaign import campaign_body, environment, epoch_body
+from mjolnir.research.bodies import campaign_body, environment, epoch_body
 from mjolnir.research.journal import LedgerJournal
 from mjolnir.research.request import Request
 from mjolnir.tuner import coordinator, recording, synthetic

@@ -15,6 +15,7 @@ from mjolnir.ledger.git_store import GitError
 from mjolnir.ledger.record import canonical
 from mjolnir.research import campaign, maintenance, places
 from mjolnir.research.answer import Failure, UsageFailure
+from mjolnir.research.bodies import campaign_body
 from mjolnir.research.journal import LedgerJournal
 from mjolnir.research.stopping import Running
 from tests.research.conftest import git
@@ -173,7 +174,7 @@ def test_a_tag_is_removed_and_then_collected(recording: Path, tmp_path: Path) ->
 def test_alpha_that_a_removed_tag_spent_stays_spent(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body, folder = campaign.campaign_body, tmp_path / "ledger"
+    body, folder = campaign_body, tmp_path / "ledger"
     monkeypatch.setattr(campaign, "campaign_body", lambda *given: {**body(*given), "simulated": False})
     replay(recording, folder, tag="a")
     replay(recording, folder, tag="b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from mjolnir.tuner.bench import (
     dirt,
 )
 from mjolnir.tuner.clean_window import CleanWindow
-from mjolnir.tuner.gpu import answers
+from mjolnir.tuner.gpu import answers, requests
 from mjolnir.tuner.gpu.measure import Policy
 from mjolnir.tuner.gpu.parts import Parts
 from mjolnir.tuner.gpu.plans import plan_digests
@@ -85,17 +85,7 @@ class GpuBench(OneByOne):
         self._folder = folder or default_folder()
         self._own_worker, self._own_pool = worker is None, pool is None
         self._worker = worker or Supervisor(backend or backend_of(index), limits)
-        backend = self._worker.backend
-        self._problem = {
-            "op": "open",
-            "card": backend.card,
-            "options": dict(backend.options or {}),
-            "geometry": geometry.as_dict(),
-            "placement": asdict(placement),
-            "workload": workload.as_dict(),
-            "policy": self.policy.as_dict(),
-            "folder": str(self._folder),
-        }
+        self._problem = requests.opening(self._worker.backend, geometry, placement, workload, self.policy, self._folder)
         self._gate = gate
         self._name = secrets.token_hex(8)
         self._waiting: dict[int, tuple[Setting, Race | None]] = {}
@@ -170,7 +160,8 @@ class GpuBench(OneByOne):
         if setting is None or self._gate is not None:
             return
         if self._parts.ready(setting):
-            request = self._parts.told(self._request(trial, setting, race.points if race else None), [setting])
+            asked = requests.measuring(trial, setting, self._points(race.points if race else None))
+            request = self._parts.told(asked, [setting])
             self._worker.send(self._problem, request, (self._name, trial))
             del self._waiting[trial]
 
@@ -206,7 +197,7 @@ class GpuBench(OneByOne):
         if refusal is not None:
             return answers.refused(build, refusal, waited)
         assert build is not None
-        request = self._request(trial, setting, points, rounds, fault, serve)
+        request = requests.measuring(trial, setting, self._points(points), rounds, fault, serve)
         plans = tuple(self.plans(setting))
         begin = time.perf_counter()
         try:
@@ -214,25 +205,6 @@ class GpuBench(OneByOne):
         except ChildError as error:
             return answers.failed(error, build, plans, waited, time.perf_counter() - begin)
         return answers.answered(answer, build, plans, waited)
-
-    def _request(
-        self,
-        trial: int | None,
-        setting: Setting,
-        points: Sequence[int] | None,
-        rounds: int | None = None,
-        fault: str = "none",
-        serve: Setting | None = None,
-    ) -> dict[str, Any]:
-        return {
-            "op": "measure",
-            "trial": trial,
-            "setting": setting.as_dict(),
-            "fault": fault,
-            "serve": serve.as_dict() if serve else None,
-            "points": list(range(len(self.workload.points)) if points is None else points),
-            "rounds": rounds,
-        }
 
     def noise(self, number: int) -> tuple[Timing, ...]:
         """The default against itself on a fresh instance; see `Bench.noise`.
@@ -257,9 +229,9 @@ class GpuBench(OneByOne):
         _, refusal = self._parts.build(Setting(), "none")
         if refusal is not None:
             raise DeviceUnavailable(f"the built-in default cannot be built: {refusal[1]}")
-        points = list(range(len(self.workload.points)))
+        request = {"op": "noise", "number": number, "points": self._points(None), "rounds": rounds}
         try:
-            answer = self._ask({"op": "noise", "number": number, "points": points, "rounds": rounds}, [])
+            answer = self._ask(request, [])
         except ChildError as error:
             raise DeviceUnavailable(f"the built-in default: {blame(error)[1]}", error.log) from error
         dirty = answer["status"] == Status.DIRTY
@@ -289,6 +261,10 @@ class GpuBench(OneByOne):
         except ChildError as error:
             return Instance(*blame(error), phases=self._worker.opening)
         return answers.instance(answer, self._worker.opening)
+
+    def _points(self, points: Sequence[int] | None) -> list[int]:
+        """Some points, or all."""
+        return list(range(len(self.workload.points)) if points is None else points)
 
     def plans(self, setting: Setting) -> list[str]:
         """Plan digest of each point."""

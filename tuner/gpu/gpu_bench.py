@@ -90,7 +90,7 @@ class GpuBench(OneByOne):
         self._name = secrets.token_hex(8)
         self._waiting: dict[int, tuple[Setting, Race | None]] = {}
         self._pool = pool or CompilePool(
-            self._folder, processes=processes, seconds=compile_seconds, target=backend.compiler
+            self._folder, processes=processes, seconds=compile_seconds, target=self._worker.backend.compiler
         )
         try:
             facts = self._worker.open(self._problem)

@@ -25,7 +25,8 @@ def live(records: Sequence[Record]) -> dict[str, Any] | None:
     """Facts of the last epoch that has trials; None for a replay and where nothing was measured.
 
     Returns:
-        "trials", "seconds" of the search, "trials_per_minute", "idle_ms" (median over trials; None where the worker did
+        "trials", "seconds" of the search, "trials_per_minute", "minutes_300" that the first 300 trials took, compiles
+        included (None with fewer), "idle_ms" (median over trials; None where the worker did
         not tell), "busy_share" (mean over devices), "processes" of the finals and their "process_seconds" by phase
         (medians, from the start of a process to the end of its first instance), and "devices": by name its "trials",
         "busy_share", "idle_ms", "default_us" by point (median chain time of the built-in default), "offset" by point
@@ -38,13 +39,15 @@ def live(records: Sequence[Record]) -> dict[str, Any] | None:
     epoch = trials[-1].get("epoch")
     trials = [body for body in trials if body.get("epoch") == epoch]
     mine = [record for record in records if record["body"].get("epoch") == epoch]
-    seconds = trials[-1]["clock"] - trials[0]["clock"] + _taken(trials[0])
+    began = trials[0]["clock"] - _taken(trials[0])
+    seconds = trials[-1]["clock"] - began
     names = [point.name for point in Workload.from_dict(campaign["workload"]).points]
     devices = _devices(trials, _of_kind(mine, "noise"), seconds, names)
     return {
         "trials": len(trials),
         "seconds": round(seconds, 3),
         "trials_per_minute": round(60 * len(trials) / seconds, 2),
+        "minutes_300": round((trials[299]["clock"] - began) / 60, 3) if len(trials) >= 300 else None,
         "idle_ms": _idle(trials),
         "busy_share": round(sum(device["busy_share"] for device in devices.values()) / len(devices), 4),
         "devices": devices,

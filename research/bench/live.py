@@ -41,6 +41,8 @@ def live(folder: Path, against: Path | None, out: Path | None = None) -> Answer:
         "device_busy_share": found["busy_share"],
         "trials_per_minute": found["trials_per_minute"],
     }
+    if found["minutes_300"] is not None:
+        figures["live_minutes_300"] = found["minutes_300"]
     data: Facts = {"schema": SCHEMA, "bench": "live", "runs": {folder.name: found}}
     if against is not None:
         before, other = _load(against)

@@ -96,8 +96,20 @@ def test_the_devices_are_told_apart(both: list[Any]) -> None:
     assert found["trials_per_minute"] == pytest.approx(60 * 16 / found["seconds"], rel=0.01)
     busy = {name: device["trials"] * 0.04 / found["seconds"] for name, device in found["devices"].items()}
     assert found["busy_share"] == pytest.approx(sum(busy.values()) / 2, rel=0.01)
+    assert found["minutes_300"] is None
     assert found["process_seconds"] == {"open": 1.5, "measure": 0.1}
     assert found["processes"] == len({r["body"]["process"] for r in both if "process" in r["body"]})
+
+
+def test_the_first_300_trials_are_timed_by_the_campaigns_clock(one: list[Any], tmp_path: Path) -> None:
+    trials = [record for record in one if record["kind"] == "trial"]
+    first = trials[0]["body"]["clock"]
+    many = [
+        {**trials[n % 16], "body": {**trials[n % 16]["body"], "trial": n + 1, "clock": first + 0.5 * n}}
+        for n in range(310)
+    ]
+    told = live(save(tmp_path / "many", [record for record in one if record["kind"] != "trial"] + many), None)
+    assert told.data["figures"]["live_minutes_300"] == round((0.5 * 299 + 0.04) / 60, 3)
 
 
 def test_the_findings_say_how_busy_the_devices_were(both: list[Any], one: list[Any]) -> None:

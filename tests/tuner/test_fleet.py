@@ -157,17 +157,15 @@ def test_the_instances_of_a_process_share_a_device(modelled: Recording) -> None:
 
 
 def test_the_finals_keep_all_devices_at_work(gain: Recording) -> None:
-    benches = [SlowBench(gain, 0.005), SlowBench(gain, 0.005)]
+    benches = [SlowBench(gain, 0.02), SlowBench(gain, 0.02)]
     options = replace(OPTIONS, enqueued=(WINNER,))
     result, journal = campaign(fleet(*benches), options)
     assert {body["decision"] for body in result.decisions} == {"promote"}
     processes = [{process for process, _, _ in bench.spans} for bench in benches]
     assert not processes[0] & processes[1]
     assert {number % 2 for number in processes[0]} == {0}
-    alone = sum(end - begin for bench in benches for _, begin, end in bench.spans)
-    spans = [span for bench in benches for span in bench.spans]
-    together = max(end for _, _, end in spans) - min(begin for _, begin, _ in spans)
-    assert alone / together > 1.5
+    first, second = (bench.spans for bench in benches)
+    assert any(b < other_e and other_b < e for _, b, e in first for _, other_b, other_e in second)  # at one time
     confirmed = [record["body"] for record in journal.records if record["kind"] == "confirmation"]
     order = [(body["bucket"], body["process"] - confirmed[0]["process"]) for body in confirmed][:8]
     assert order == [(1, 0), (1, 0), (1, 1), (1, 1), (32, 0), (32, 0), (32, 1), (32, 1)]

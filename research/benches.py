@@ -14,10 +14,10 @@ from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
     from mjolnir.kernel.geometry import Geometry, Placement
+    from mjolnir.research.hardware import Hardware
     from mjolnir.research.request import Request
     from mjolnir.tuner.bench import Bench
     from mjolnir.tuner.clean_window import CleanWindow
-    from mjolnir.tuner.gpu.pool import CompilePool
     from mjolnir.tuner.recording import Recording
     from mjolnir.tuner.workload import Workload
 
@@ -27,7 +27,11 @@ REPLAY = "try --device replay (packaged H200 recording)"
 
 
 def choose(
-    request: Request, campaign: Mapping[str, Any] | None, seed: int, stop: Callable[[], bool] = lambda: False
+    request: Request,
+    campaign: Mapping[str, Any] | None,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+    hardware: Hardware | None = None,
 ) -> Bench:
     """The bench that the request names; a resumed campaign stays on what it began on.
 
@@ -36,6 +40,7 @@ def choose(
         campaign: body of the campaign record that is resumed, or None.
         seed: of the replay's noise.
         stop: ends waiting for a clean window.
+        hardware: what is shared with other campaigns, and stays open; None = the bench has its own.
 
     Raises:
         UsageFailure: a device or recording that does not exist, or not the one that the campaign began on.
@@ -52,7 +57,7 @@ def choose(
         return _replay(request, campaign, seed)
     if request.recording:
         raise UsageFailure("--recording is for --device replay")
-    return _gpus(request, problem_of(request, campaign), stop)
+    return _gpus(request, problem_of(request, campaign), stop, hardware)
 
 
 def require_gpu(text: str, instead: str) -> int:
@@ -165,41 +170,51 @@ def problem_of(request: Request, campaign: Mapping[str, Any] | None) -> Problem:
     return recorded
 
 
-def _gpus(request: Request, problem: Problem, stop: Callable[[], bool]) -> Bench:
+def _gpus(request: Request, problem: Problem, stop: Callable[[], bool], shared: Hardware | None) -> Bench:
     """The bench of the GPU that is asked for, or of the several together."""
-    indices = [require_gpu(text, REPLAY) for text in request.device.split(",")]
-    if len(set(indices)) < len(indices):
-        raise UsageFailure(f"--device {request.device} names a GPU twice")
-    if len(indices) == 1:
-        return _gpu(request, problem, indices[0], stop)
-    from mjolnir.kernel.cache import default_folder
+    indices = gpu_indices(request.device)
+    from mjolnir.research.hardware import Hardware
     from mjolnir.tuner.fleet import FleetBench
-    from mjolnir.tuner.gpu.pool import CompilePool
 
+    hardware = shared or Hardware(len(indices))
     with ExitStack() as opened:
-        pool = CompilePool(default_folder())
-        opened.callback(pool.close)
+        if shared is None:
+            opened.callback(hardware.close)
         benches: dict[str, Bench] = {}
         for index in indices:
-            bench = benches[f"cuda:{index}"] = _gpu(request, problem, index, stop, pool)
+            hardware.worker(index).warm()  # all at once: importing takes longest
+        for index in indices:
+            bench = benches[f"cuda:{index}"] = _gpu(request, problem, index, stop, hardware)
             opened.callback(bench.close)
         try:
-            fleet = FleetBench(benches, close=pool.close)
+            fleet = FleetBench(benches, close=(lambda: None) if shared else hardware.close)
         except ValueError as error:
             raise UsageFailure(f"--device {request.device}: {error}") from error
         opened.pop_all()
         return fleet
 
 
-def _gpu(
-    request: Request, problem: Problem, index: int, stop: Callable[[], bool], pool: CompilePool | None = None
-) -> Bench:
+def gpu_indices(text: str) -> list[int]:
+    """The indices of the GPUs that --device names.
+
+    Raises:
+        UsageFailure: it names none, or one twice.
+        MissingFailure: this machine has no such device.
+    """
+    indices = [require_gpu(name, REPLAY) for name in text.split(",")]
+    if len(set(indices)) < len(indices):
+        raise UsageFailure(f"--device {text} names a GPU twice")
+    return indices
+
+
+def _gpu(request: Request, problem: Problem, index: int, stop: Callable[[], bool], hardware: Hardware) -> Bench:
     geometry, placement, workload = problem
     gate = clean_window(request.gate_url, stop) if request.gate_url else None
     from mjolnir.tuner import gpu
 
     try:
-        return gpu.GpuBench(geometry, placement, workload, index=index, pool=pool, gate=gate)
+        pool, worker = hardware.pool(), hardware.worker(index)
+        return gpu.GpuBench(geometry, placement, workload, index=index, pool=pool, worker=worker, gate=gate)
     except (gpu.DeviceUnavailable, ImportError) as error:
         raise MissingFailure(f"{error}; `mjolnir doctor` says what is missing") from error
 

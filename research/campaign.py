@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research import benches, places, sharing
-from mjolnir.research.answer import Answer, Failure, MissingFailure, NotWrittenFailure, UsageFailure
+from mjolnir.research.answer import Answer, Failure, MissingFailure, UsageFailure
 from mjolnir.research.bodies import environment, epoch_body, open_records
+from mjolnir.research.ending import told
 from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping
 from mjolnir.research.naming import Names
-from mjolnir.research.promote import REPLAY_REFUSED, promote
+from mjolnir.research.promote import REPLAY_REFUSED
 from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running
 from mjolnir.research.tags import checked_tag, fresh_tag
@@ -26,11 +27,13 @@ from mjolnir.tuner.space import Space
 
 if TYPE_CHECKING:
     from mjolnir.backend.lookup import Defaults
+    from mjolnir.kernel.device import Device
+    from mjolnir.kernel.geometry import Geometry, Placement
     from mjolnir.ledger import Ledger
+    from mjolnir.research.hardware import Hardware
     from mjolnir.research.progress import Screen
     from mjolnir.research.sharing import SharedJournal
     from mjolnir.tuner.bench import Bench
-    from mjolnir.tuner.coordinator import Result
     from mjolnir.tuner.options import Options
 
 
@@ -66,10 +69,10 @@ def run(request: Request, screen: Screen) -> Answer:
 
 def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Running) -> Answer:
     with failures_in_words(ledger, "run", "--tag", tag, "--resume"), opened(request, ledger, tag, stop) as campaign:
-        _announce(campaign, screen)
+        announce(campaign, screen)
         with screen.watching(Names(campaign.bench.geometry, campaign.bench.device)):
             result = coordinator.run(campaign.bench, campaign.journal, campaign.options, screen, stop, campaign.team)
-    return _told(request, ledger, campaign.journal.history(), result)
+    return told(request, ledger, campaign.journal.history(), result)
 
 
 def _require_outputs(request: Request) -> None:
@@ -83,27 +86,6 @@ def _require_outputs(request: Request) -> None:
                 raise UsageFailure(f"{flag}: {folder} cannot be written: {error.strerror}; name another") from error
     if request.defaults and request.defaults.is_dir():
         raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
-
-
-def _told(request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]], result: Result) -> Answer:
-    """The findings; an export that fails at the end costs its files and never the summary."""
-    from mjolnir.research.findings import findings
-
-    applied = _applied(request, records[0]["tag"], records, result)
-    try:
-        return findings(request, ledger, records, result, applied)
-    except Failure as failure:
-        if request.export is None:
-            raise
-        told = findings(replace(request, export=None), ledger, records, result, applied)
-        return _with_failure(told, failure)
-
-
-def _with_failure(told: Answer, failure: Failure) -> Answer:
-    from rich.console import Group
-
-    view = Group(told.view, f"NOT exported: {failure}")
-    return Answer({**told.data, "not_exported": str(failure)}, view, told.code or failure.code)
 
 
 def _dry_run(request: Request, tag: str) -> Answer:
@@ -140,8 +122,14 @@ def failures_in_words(ledger: Ledger, *again: object) -> Iterator[None]:
 
 
 @contextmanager
-def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] = lambda: False) -> Iterator[Campaign]:
-    """Make or find the campaign's records and its bench; both are closed when the block ends.
+def opened(
+    request: Request,
+    ledger: Ledger,
+    tag: str,
+    stop: Callable[[], bool] = lambda: False,
+    hardware: Hardware | None = None,
+) -> Iterator[Campaign]:
+    """Make or find the campaign's records and its bench, on its own hardware or the one given; closed with the block.
 
     Raises:
         UsageFailure: the tag exists and is not resumed, or is resumed and does not exist.
@@ -156,13 +144,15 @@ def opened(request: Request, ledger: Ledger, tag: str, stop: Callable[[], bool] 
         options = request.options(recorded["options"] if recorded else None)
         if request.worker:
             sharing.require_consent(request, options)
-        bench = benches.choose(request, recorded, options.seed, stop)
+        bench = benches.choose(request, recorded, options.seed, stop, hardware)
         stack.callback(bench.close)
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
         _require_space(bench, options)
         options = with_incumbents(options, incumbents_of(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
+        if recorded is None and request.depth is None:  # each device has a trial in hand, and the next ones behind it
+            options = replace(options, depth=options.depth * bench.width)
         writer = stack.enter_context(ledger.writer(tag, environment(bench)))
         if store is None:
             journal = LedgerJournal(ledger, writer, tag)
@@ -216,11 +206,15 @@ def incumbents_of(request: Request, bench: Bench, recorded: Mapping[str, Any] | 
     """The rows in force by bucket; a resumed campaign keeps those it began with."""
     if recorded is not None:
         return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
+    return rows_in_force(request, bench.device, bench.geometry, bench.placement, bench.workload.buckets)
+
+
+def rows_in_force(
+    request: Request, device: Device, geometry: Geometry, placement: Placement, buckets: Sequence[int]
+) -> dict[int, Setting]:
+    """The settings of the rows in force, by bucket, where there are any."""
     defaults = _defaults(request)
-    found = {
-        bucket: defaults.incumbent(bench.device, bench.geometry, bench.placement, bucket)
-        for bucket in bench.workload.buckets
-    }
+    found = {bucket: defaults.incumbent(device, geometry, placement, bucket) for bucket in buckets}
     return {bucket: row.setting for bucket, row in found.items() if row}
 
 
@@ -248,7 +242,7 @@ def _enqueued(
     return near_settings(bench, _defaults(request), ledger, tag)
 
 
-def _announce(campaign: Campaign, screen: Screen) -> None:
+def announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
     plan = _plan(campaign.bench, options)
     place = campaign.ledger.place
@@ -272,19 +266,5 @@ def _plan(bench: Bench, options: Options) -> coordinator.Estimate:
 
     buckets = len(bench.workload.buckets)
     if not isinstance(bench, ReplayBench):
-        return coordinator.estimate(options, buckets)
+        return coordinator.estimate(options, buckets, devices=bench.width)
     return coordinator.estimate(options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds)
-
-
-def _applied(
-    request: Request, tag: str, records: Sequence[Mapping[str, Any]], result: Result
-) -> Answer | NotWrittenFailure | None:
-    """What `--promote` did: an answer, why the rows could not be written, or None when nothing was to be done."""
-    if not request.promote or result.void or result.reason == "interrupted":
-        return None
-    try:
-        return promote(tag, records, request.defaults)
-    except NotWrittenFailure as failure:
-        return failure
-    except Failure as failure:
-        return NotWrittenFailure(str(failure))

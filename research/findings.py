@@ -68,7 +68,7 @@ def overview(summary: Mapping[str, Any]) -> RenderableType:
 
         told = [*asked(summary), *tried(summary), *noise_lines(summary)]
         return Group("", *told, "", story.table(summary["experiments"]), "", story.LEGEND)
-    head = [*asked(summary), *tried(summary), *noise_lines(summary)]
+    head = [*asked(summary), *tried(summary), *noise_lines(summary), *device_lines(summary)]
     tail = [*_reasons(summary), *price_lines(summary), *effect_lines(summary)]
     return Group("", *head, "", bucket_table(summary), "", LEGEND, *tail)
 
@@ -78,6 +78,23 @@ def noise_lines(summary: Mapping[str, Any]) -> list[str]:
     names = [point.name for point in Workload.from_dict(summary["workload"]).points]
     floors = [f"{name} {floor:.1%}" for name, floor in zip(names, summary["noise_floor"], strict=True) if floor]
     return [f"Noise floor: {', '.join(floors)}."] if floors else []
+
+
+def device_lines(summary: Mapping[str, Any]) -> list[str]:
+    """How busy a live search kept its devices, and how far these lie apart; empty for a replay."""
+    live = summary.get("live")
+    if live is None:
+        return []
+    idle = "" if live["idle_ms"] is None else f", idle for {live['idle_ms']:.2g} ms between trials"
+    lines = [f"Search: {live['trials_per_minute']:.0f} trials/min; device busy {live['busy_share']:.0%} of it{idle}."]
+    for name, device in live["devices"].items():
+        apart = max(device["offset"].values(), key=abs, default=0.0)
+        if len(live["devices"]) > 1:
+            lines.append(
+                f"  {name}: {device['trials']} trials, busy {device['busy_share']:.0%}; its default differs from the "
+                f"first device's by {apart:+.1%} at most."
+            )
+    return lines
 
 
 def price_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -29,18 +29,19 @@ class LedgerJournal:
         return self._records
 
     def elsewhere(self) -> Sequence[Mapping[str, Any]]:
-        """The promotion records of other tags, those of replays for a replay and the others for a live campaign."""
+        """The promotion records of other live campaigns; none for a replay, which proves nothing of a device."""
         campaigns = self._ledger.records(kind="campaign")
         simulated = {record.tag for record in campaigns if record.body.get("simulated")}
-        alike = self._tag in simulated
+        if self._tag in simulated:
+            return ()
         promotions = self._ledger.records(kind="promotion")
-        found = [as_mapping(r) for r in promotions if r.tag != self._tag and (r.tag in simulated) == alike]
-        return [*found, *self._removed({record.sha256 for record in promotions}, alike)]
+        found = [as_mapping(r) for r in promotions if r.tag != self._tag and r.tag not in simulated]
+        return [*found, *self._removed({record.sha256 for record in promotions})]
 
-    def _removed(self, there: set[str], alike: bool) -> list[Mapping[str, Any]]:
+    def _removed(self, there: set[str]) -> list[Mapping[str, Any]]:
         """What tombstones tell of promotions that are no longer there: alpha that was spent stays spent."""
         remains = [record.body.get("remains", {}) for record in self._ledger.records(kind="tombstone")]
-        attempts = (attempt for left in remains if left.get("simulated") == alike for attempt in left["attempts"])
+        attempts = (attempt for left in remains if left.get("simulated") is False for attempt in left["attempts"])
         return [{"kind": "promotion", "body": attempt} for attempt in attempts if attempt["record"] not in there]
 
 

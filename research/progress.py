@@ -44,6 +44,9 @@ class Screen(Protocol):
     def watching(self, names: Names) -> AbstractContextManager[None]:
         """Show progress while the block runs; `names` puts settings into words."""
 
+    def about(self, names: Names, title: str) -> None:
+        """What follows is about this one of several campaigns."""
+
     def update(self, progress: Progress) -> None:
         """Take the tuner's progress."""
 
@@ -59,7 +62,8 @@ class PlainScreen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._names: Names | None = None
-        self._phase = ""
+        self._title = ""
+        self._phase = ("", "")
         self._spoke = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -73,17 +77,22 @@ class PlainScreen:
         self._names = names
         yield
 
+    def about(self, names: Names, title: str) -> None:
+        """See `Screen`; lines begin with the title."""
+        self._names, self._title = names, f"{title}: "
+
     def update(self, progress: Progress) -> None:
         """Print a line when there is something new."""
         if progress.replayed or self._names is None:
             return
-        if progress.phase != self._phase:
-            self._phase = progress.phase
+        phase = (self._title * (progress.phase not in FINALS), progress.phase)  # finals are taken in turns
+        if phase != self._phase:
+            self._phase = phase
             if progress.phase != "promotion":
-                self.say(f"{phase_text(progress)} ...")
+                self.say(f"{self._title}{phase_text(progress)} ...")
         line = kept_line(progress, self._names) or decision_line(progress)
         if line or time.monotonic() - self._spoke > QUIET_SECONDS:
-            self.say(line or status_line(progress))
+            self.say(self._title + (line or status_line(progress)))
 
 
 class LiveScreen:
@@ -93,6 +102,7 @@ class LiveScreen:
         self._console = console
         self._bar, self._task = _bar(console)
         self._names: Names | None = None
+        self._title = ""
         self._best: Mapping[int, Best] = {}
 
     def say(self, text: str) -> None:
@@ -108,12 +118,16 @@ class LiveScreen:
         with Live(get_renderable=self._panel, console=self._console, refresh_per_second=4):
             yield
 
+    def about(self, names: Names, title: str) -> None:
+        """See `Screen`."""
+        self._names, self._title = names, f"{title}: "
+
     def update(self, progress: Progress) -> None:
         """Take new numbers; the panel redraws itself."""
         self._best = progress.best
         self._bar.update(
             self._task,
-            description=phase_text(progress),
+            description=self._title + phase_text(progress),
             completed=progress.done,
             total=progress.total or None,
             rate=f"{progress.trials_per_minute:.0f} trials/min",

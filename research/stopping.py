@@ -32,6 +32,11 @@ class Running:
         return self._signalled or self.requested
 
     @property
+    def signalled(self) -> bool:
+        """True once a signal has asked for a stop."""
+        return self._signalled
+
+    @property
     def requested(self) -> bool:
         """True when `mjolnir autoresearch stop` was called for this run."""
         return stop_file(self._folder, self._tag).exists()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mjolnir.research import effects
+from mjolnir.research import devices, effects
 from mjolnir.tuner.workload import Workload
 
 SCHEMA = "mjolnir.summary/1"
@@ -58,6 +58,7 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
         "noise_floor": floor,
         "buckets": [_bucket(bucket, campaign, evidence, records) for bucket in _buckets(campaign)],
         "effects": effects.of_campaign(campaign, evidence, floor),
+        "live": devices.live(records),
         "seconds": max((float(trial.get("clock", 0.0)) for trial in trials), default=0.0),
         "records": dict(sorted(Counter(record["kind"] for record in records).items())),
         "end": ends[-1] if ends else None,

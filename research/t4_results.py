@@ -92,7 +92,7 @@ def _phases(body: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _net(timing: Mapping[str, Any]) -> list[float]:
-    """The times of decode and merge in ms, one a round: the median of the empty chain is taken off."""
+    """The times of decode in ms, one a round: the median of the empty chain is taken off."""
     empty = median(timing["empty"])
     pairs = zip(timing["baseline"], timing["difference"], strict=True)
     return [(baseline + difference - empty) / NS_PER_MS for baseline, difference in pairs]

@@ -16,7 +16,7 @@ import numpy as np
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.allocation import Allocation
-from mjolnir.tuner.proposers import Gain, Proposer, ProposerError
+from mjolnir.tuner.proposers import Foresight, Gain, Proposer, ProposerError
 from mjolnir.tuner.proposers.unseen import unseen
 from mjolnir.tuner.session import PROPOSE_SECONDS, Session
 from mjolnir.tuner.skips import Skips
@@ -39,24 +39,26 @@ class Asking:
     Args:
         session: the campaign.
         proposer: is asked when nothing waits.
-        floors: noise floor of each bucket, a fraction; empty where it was not measured.
 
     Attributes:
+        floors: noise floor of each bucket, a fraction; empty where it was not measured.
         skips: what did not fit.
         standings: what each setting has come to.
+        likely: what the asks that come next may be answered with, as of the last one.
     """
 
-    def __init__(self, session: Session, proposer: Proposer, floors: Mapping[int, float]) -> None:
+    def __init__(self, session: Session, proposer: Proposer) -> None:
+        self.floors: Mapping[int, float] = {}
         self.skips = Skips()
         self.standings = Standings(session.best)
         self._session = session
         self._proposer = proposer
-        self._floors = floors
         self._buckets = session.bench.workload.buckets
         self._allocation = Allocation(self._buckets)
         self._taken: set[Coordinates] = set()
         self._under_way: set[Coordinates] = set()
         self._queue = deque(self._first())
+        self.likely: tuple[Setting, ...] = (*(setting for setting, _, _ in self._queue), *self._foreseen(1))
 
     def _first(self) -> list[tuple[Setting, str, int | None]]:
         """What is tried before the proposer is asked: the default, the rows in force, what was enqueued; each once."""
@@ -100,7 +102,7 @@ class Asking:
         def gain(bucket: int) -> Gain | None:
             return self._proposer.gain(bucket, number, self._taken)
 
-        if session.options.until_flat and is_flat(gain, self._floors):
+        if session.options.until_flat and is_flat(gain, self.floors):
             raise Flat
         bucket = self._allocation.choose(number, gain)
         found = self._ask(bucket, number)
@@ -109,6 +111,7 @@ class Asking:
         coordinates, replaced, note = found
         seconds = PROPOSE_SECONDS if session.bench.simulated else round(perf_counter() - begin, 6)
         setting = session.space.setting(coordinates)
+        self.likely = self._foreseen(number)
         return Proposal(number, setting, "sampler", self._proposer.name, replaced, bucket, seconds, note)
 
     def _ask(self, bucket: int, number: int) -> tuple[Coordinates, str, str] | None:
@@ -128,11 +131,18 @@ class Asking:
         coordinates, replaced = found
         return coordinates, replaced or ("random" if note else ""), note
 
+    def _foreseen(self, number: int) -> tuple[Setting, ...]:
+        """What the proposer may answer next, where it can tell; of no use to a bench that compiles nothing."""
+        if self._session.bench.simulated or not isinstance(self._proposer, Foresight):
+            return ()
+        found = [each for bucket in self._buckets for each in self._proposer.likely(bucket, number, self._taken)]
+        return tuple(self._session.space.setting(coordinates) for coordinates in dict.fromkeys(found))
+
     def _is_contender(self, bucket: int, coordinates: Coordinates) -> bool:
-        if coordinates not in self._taken or coordinates in self._under_way or bucket not in self._floors:
+        if coordinates not in self._taken or coordinates in self._under_way or bucket not in self.floors:
             return False
         setting = self._session.space.setting(coordinates)
-        return self.standings.contends(bucket, setting, self._floors[bucket])
+        return self.standings.contends(bucket, setting, self.floors[bucket])
 
     def _refuses(self, coordinates: Coordinates) -> bool:
         """Whether a setting is no proposal: it was tried, is under way, or is known not to fit."""

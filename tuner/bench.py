@@ -1,7 +1,7 @@
 """The seam between a campaign and the device: what is asked of a bench, and what comes back.
 
 There are two benches: `tuner.gpu` measures on a GPU, `tuner.replay` draws from a recording. A campaign cannot tell
-them apart but for `Bench.simulated`. All times are whole nanoseconds of one launch of decode and merge at one
+them apart but for `Bench.simulated`. All times are whole nanoseconds of one launch of decode at one
 point, already freed of the chain around them (see `Timing`).
 """
 
@@ -20,7 +20,6 @@ from mjolnir.tuner.workload import Workload
 CANARIES = (*FAULTS[1:], "stale", "replayed")
 """What is sent through the gate to see it rejected: kernels with a fault; the binary of another setting in the place of
 the one asked for; outputs copied from an earlier launch instead of computed."""
-
 
 RACED = "clearly slow at the first points, so not timed at the others"
 """The reason of a trial that was raced."""
@@ -64,14 +63,14 @@ class BenchFailure(RuntimeError):
 class Timing:
     """Paired samples of two settings at one point, taken interleaved in one window.
 
-    A sample is the time of one chain (writer, decode, merge, reader) by CUDA-graph replay over rotating KV sets,
-    divided by the number of chains in the replay. `empty` are samples of the same chain without decode and merge.
+    A sample is the time of one chain (writer, decode, reader) by CUDA-graph replay over rotating KV sets,
+    divided by the number of chains in the replay. `empty` are samples of the same chain without decode.
 
     Attributes:
         point: index of the point in the workload.
         candidate: chain times of the candidate in ns, one per round.
         baseline: chain times of the baseline in ns, of the same rounds.
-        empty: chain times without decode and merge in ns.
+        empty: chain times without decode in ns.
         window: what was seen of the device meanwhile: clock, temperature, power, throttle reasons, other processes.
     """
 
@@ -170,6 +169,7 @@ class Instance:
             by position in the request's `points` and `arms`.
         correctness: as in `Outcome`, of this instance's own outputs.
         window: as in `Timing`.
+        phases: seconds by phase: "wait" for a process, "open", "inputs", "gate", "measure".
     """
 
     status: Status
@@ -177,6 +177,7 @@ class Instance:
     samples: tuple[tuple[tuple[int, ...], ...], ...] = ()
     correctness: Mapping[str, Any] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 class Race(Protocol):
@@ -188,6 +189,28 @@ class Race(Protocol):
 
     def __call__(self, timings: Sequence[Timing]) -> bool:
         """Whether a setting with these timings, one per point of `points`, goes on."""
+
+
+class OneByOne:
+    """The announcements of a bench that does nothing before it is asked."""
+
+    width = 1
+
+    def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
+        """See `Bench`."""
+
+    def begun(self, trial: int) -> bool:
+        """See `Bench`."""
+        return False
+
+    def foresee(self, settings: Iterable[Setting]) -> None:
+        """See `Bench`."""
+
+    def begin_noise(self, number: int) -> None:
+        """See `Bench`."""
+
+    def begin_instance(self, request: InstanceRequest) -> None:
+        """See `Bench`."""
 
 
 class Bench(Protocol):
@@ -230,8 +253,24 @@ class Bench(Protocol):
     def submit(self, setting: Setting) -> None:
         """Start compiling `setting` ahead of its `measure`; may do nothing."""
 
-    def begin(self, trial: int, setting: Setting) -> None:
-        """Announce a trial that `measure` will ask for: a bench of several devices takes it up, others do nothing."""
+    @property
+    def width(self) -> int:
+        """How many devices measure side by side."""
+
+    def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
+        """Announce a trial that `measure` will ask for: a device takes it up as soon as it is free."""
+
+    def begun(self, trial: int) -> bool:
+        """Whether a device has taken an announced trial up; from then on one that was not is forgotten."""
+
+    def foresee(self, settings: Iterable[Setting]) -> None:
+        """Compile what may be asked for soon while there is nothing else to compile; may do nothing."""
+
+    def begin_noise(self, number: int) -> None:
+        """Announce a comparison that `noise` will ask for; a device that would be idle takes it up."""
+
+    def begin_instance(self, request: InstanceRequest) -> None:
+        """Announce an instance that `instance` will ask for; a device that would be idle takes it up."""
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         """Build, check and time `setting` at every point against the built-in default, interleaved.

@@ -9,7 +9,7 @@ from typing import Any
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner import promotion
 from mjolnir.tuner.bench import Status
-from mjolnir.tuner.instances import Instances
+from mjolnir.tuner.instances import Begun, Instances
 from mjolnir.tuner.journal import Record
 from mjolnir.tuner.promotion import Arms, Body, Decision
 from mjolnir.tuner.proof import Court
@@ -48,7 +48,10 @@ class Confirmation:
         self._arms: Arms | None = None
         self._good: list[Body] = []
         self._lost = 0
+        self._failure = ""
+        self._begun: list[Begun] = []
         self._decisions: list[Decision] = []
+        self._number = 0
         self.records: list[Record] = []
         self._next()
 
@@ -69,29 +72,47 @@ class Confirmation:
         bodies = [record["body"] for record in self.records]
         return [body for body in bodies if body["status"] == Status.MEASURED and body["arms"][0] == setting]
 
-    def group(self) -> None:
-        """Take a group of instances of the candidate in the process at hand, then look at the evidence.
+    def begin(self, place: int) -> None:
+        """Announce a group of instances of the candidate in a process of the wave."""
+        self._begun += [self._announce(place) for _ in range(self._session.options.group)]
+
+    def take(self) -> None:
+        """Take what was announced, then look at the evidence; what was lost is taken again in the same process.
 
         Raises:
             Halt: stopped, or the infrastructure failed too often.
         """
-        arms, wanted, failure = self._arms, len(self._good) + self._session.options.group, ""
-        assert arms is not None
-        while len(self._good) < wanted and not failure:
-            body = self._take(arms)["body"]
-            if body["status"] == Status.MEASURED:
-                self._good.append(body)
-            elif body["status"] not in UNTOLD:
-                failure = f"instance {len(self.records)} {body['status']}: {body['reason']}"
-            else:
-                self._lost += 1
-                failure = f"{self._lost} instances were lost; the last: {body['reason']}" * (self._lost > SPARE)
-        self._settle(failure)
+        for begun in self._begun:
+            while not self._is_there(begun) and not self._failure:
+                begun = self._announce(begun.place)
+        self._begun = []
+        self._settle(self._failure)
+
+    def _announce(self, place: int) -> Begun:
+        assert self._arms is not None
+        self._number += 1
+        key = (self._court.bucket, self._number)
+        return self._instances.begin("confirmation", key, place, self._arms, self._session.options.rounds)
+
+    def _is_there(self, begun: Begun) -> bool:
+        """Take an instance; whether it was measured, or says all that there is to say."""
+        body = self._take(begun)["body"]
+        if body["status"] == Status.MEASURED:
+            self._good.append(body)
+            return True
+        if body["status"] not in UNTOLD:
+            number = begun.key[1]
+            self._failure = self._failure or f"instance {number} {body['status']}: {body['reason']}"
+            return True
+        self._lost += 1
+        if self._lost > SPARE:
+            self._failure = self._failure or f"{self._lost} instances were lost; the last: {body['reason']}"
+        return False
 
     def _next(self) -> None:
         """Go on to the candidate that waits, if one does and could be proven at all."""
         self._arms = self._waiting.pop(0) if self._waiting else None
-        self._good, self._lost = [], 0
+        self._good, self._lost, self._failure = [], 0, ""
         if self._arms is not None:
             self._settle()
 
@@ -108,14 +129,11 @@ class Confirmation:
             self._waiting.clear()
         self._next()
 
-    def _take(self, arms: Arms) -> Record:
-        options, number = self._session.options, len(self.records) + 1
-        done = len({body["process"] for body in self._good} | {self._instances.process})
+    def _take(self, begun: Begun) -> Record:
+        arms = begun.arms
+        done = len({body["process"] for body in self._good} | {begun.request.process})
         record = self._instances.take(
-            "confirmation",
-            (self._court.bucket, number),
-            arms,
-            options.rounds,
+            begun,
             lambda body: self._values(body, arms),
             (done, self._court.rules.most),
             attempt=self._court.attempt,

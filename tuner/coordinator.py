@@ -6,7 +6,8 @@ step is on record before the next depends on it; `run` over the records of a cam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner import alpha
 from mjolnir.tuner.bench import REJECTED, Bench, BenchFailure, Status, Timing, dirt
 from mjolnir.tuner.eprocess import smallest_provable_gain
+from mjolnir.tuner.estimates import Estimate, estimate
 from mjolnir.tuner.finals import Finals, Lead
 from mjolnir.tuner.journal import Journal, Record
 from mjolnir.tuner.options import Options
@@ -29,15 +30,6 @@ from mjolnir.tuner.team import SharedTape, Team
 from mjolnir.tuner.trial import UNTOLD
 
 __all__ = ["Best", "Estimate", "Observer", "Options", "Progress", "Result", "estimate", "run", "smallest_provable_gain"]
-
-GUESSED_DEVIATION = 0.004
-"""Standard deviation of A/A instance values where none was measured yet, a fraction."""
-
-PROCESS_SECONDS = 6.0
-"""Seconds until a fresh process on a GPU is ready to time: interpreter, CUDA context, KV pools, references."""
-
-GUESSED_TRIAL_SECONDS = 2.5
-"""Seconds of a trial on a GPU where none was timed yet: gate and eight points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +89,41 @@ def run(
     return _Campaign(bench, journal, options, observer, stop, team).run(finals)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A campaign that takes turns with others; the attributes are the arguments of `run`."""
+
+    bench: Bench
+    journal: Journal
+    options: Options
+    observer: Observer | None = None
+    stop: Callable[[], bool] = lambda: False
+
+
+def run_together(runs: Iterable[Run]) -> list[Result]:
+    """Run campaigns over one device: search after search, then their finals side by side.
+
+    A fresh process costs more than the instances in it, so in the finals the campaigns share them: each takes its
+    instances in the one that is there, then all go on to the next.
+
+    Args:
+        runs: the campaigns; each is made when its search is due.
+
+    Returns:
+        Their results, in order.
+    """
+    campaigns: list[_Campaign] = []
+    waiting: deque[Iterator[None]] = deque()
+    for each in runs:
+        campaigns.append(_Campaign(each.bench, each.journal, each.options, each.observer, each.stop, None))
+        turns = campaigns[-1].turns()
+        waiting.extend([turns] if next(turns, turns) is None else [])
+    while waiting:
+        turns = waiting.popleft()
+        waiting.extend([turns] if next(turns, turns) is None else [])
+    return [campaign.result for campaign in campaigns if campaign.result is not None]
+
+
 class _Campaign:
     def __init__(
         self,
@@ -115,34 +142,49 @@ class _Campaign:
         self._evidence: list[Record] = []
         self._floor: Array = np.array([])
         self._decisions: list[Mapping[str, Any]] = []
-        self._measured = 0
+        self.result: Result | None = None
 
     def run(self, finals: bool) -> Result:
+        for _ in self.turns(finals):
+            pass
+        assert self.result is not None
+        return self.result
+
+    def turns(self, finals: bool = True) -> Iterator[None]:
+        """The campaign in parts: up to the end of its search, then between one fresh process and the next."""
         try:
+            search = self._open_search()
             self._canaries()
             self._noise()
-            reason = self._search()
-            if finals:
-                self._tape.alone("finals", self._finals)
+            workload = self._bench.workload
+            floors = {bucket: self._session.weights.of_bucket(bucket, self._floor) for bucket in workload.buckets}
+            reason = search.run(floors)
+            yield
+            if not finals:
+                pass
+            elif self._tape.shared:
+                self._tape.alone("finals", lambda: deque(self._finals(), maxlen=0))
+            else:
+                yield from self._finals()
         except Halt as halt:
             reason = halt.reason
         finally:
             self._tape.close()
-        return self._end(reason)
+        self.result = self._end(reason)
 
-    def _search(self) -> str:
-        session = self._session
-        options, workload = self._options, self._bench.workload
+    def _open_search(self) -> Search:
+        session, options = self._session, self._options
         proposer = make(
             options.proposer,
             session.space,
             options.seed,
-            workload=workload,
+            workload=self._bench.workload,
             command=options.proposer_command,
             seconds=options.proposer_seconds,
         )
-        floors = {bucket: session.weights.of_bucket(bucket, self._floor) for bucket in workload.buckets}
-        return Search(session, proposer, floors).run()
+        search = Search(session, proposer)
+        search.foresee()
+        return search
 
     def _canaries(self) -> None:
         """Send each canary through the gate; one that is not rejected voids the campaign."""
@@ -175,6 +217,7 @@ class _Campaign:
         values: list[list[float]] = []
         number, wanted = 0, self._options.noise
         while len(values) < wanted:
+            self._begin_noise(number + 1, wanted - len(values))
             number += 1
             take = partial(self._compare, number, values)
             record = self._session.step("noise", (number,), take, min(len(values) + 1, wanted), wanted)
@@ -182,6 +225,12 @@ class _Campaign:
             if record["body"]["status"] == Status.MEASURED:
                 values.append(record["body"]["values"])
         self._floor = noise_floor(np.array(values))
+
+    def _begin_noise(self, first: int, count: int) -> None:
+        """Announce the comparisons that will be asked for, as far as they are not on record."""
+        for number in range(first, first + count):
+            if not self._tape.shared and not self._tape.has("noise", number):
+                self._bench.begin_noise(number)
 
     def _compare(self, number: int, before: Sequence[Sequence[float]]) -> dict[str, Any]:
         """One A/A instance: its timings, its values, and the floor with it."""
@@ -202,14 +251,15 @@ class _Campaign:
         rows = [timing.as_dict() for timing in timings]
         return {"status": str(Status.MEASURED), "reason": "", "timings": rows, "values": values, "floor": floor}
 
-    def _finals(self) -> None:
+    def _finals(self) -> Iterator[None]:
         session, options = self._session, self._options
         # Where time ends the search, it may end a trial later in another process.
         session.trials = self._tape.agree(f"after/{options.trials}/{options.minutes:g}", session.trials)
         self._decisions.clear()
         elsewhere = self._tape.elsewhere()
-        for body in Finals(self._session, self._leads(), self._floor, self._evidence, elsewhere).run():
-            self._decisions.append(body)
+        for decisions in Finals(self._session, self._leads(), self._floor, self._evidence, elsewhere).run():
+            self._decisions += decisions
+            yield
 
     def _leads(self) -> list[Lead]:
         """The measured trials of this epoch."""
@@ -239,48 +289,3 @@ class _Campaign:
             void=void,
             resumable=resumable,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What a campaign takes and can prove, told before it begins.
-
-    Attributes:
-        trials: most trials.
-        instances: instances of all confirmations, at most: every candidate of every bucket to its cap.
-        seconds: bench seconds, at most: the search's budget and the finals.
-        smallest_gain: the smallest true gain that is proven four times in five, a fraction.
-    """
-
-    trials: int
-    instances: int
-    seconds: float
-    smallest_gain: float
-
-
-def estimate(
-    options: Options,
-    buckets: int,
-    *,
-    deviation: float | None = None,
-    trial_seconds: float | None = None,
-    attempt: int = 1,
-) -> Estimate:
-    """Plan a campaign.
-
-    Args:
-        options: the rules.
-        buckets: number of buckets.
-        deviation: standard deviation of A/A instance values, a fraction (a replay knows its own); None: guessed.
-        trial_seconds: seconds of one trial (a replay knows them); None: guessed. One instance in every bucket takes
-            about as long.
-        attempt: which attempt on its keys the campaign is, from 1.
-    """
-    each = GUESSED_TRIAL_SECONDS if trial_seconds is None else trial_seconds
-    spread = GUESSED_DEVIATION if deviation is None else deviation
-    rules = alpha.rules_of(options, buckets, attempt)
-    search = min(60 * options.minutes, options.trials * each)
-    processes, instances = buckets + alpha.TESTED * rules.most, alpha.TESTED * options.instances
-    finals = processes * PROCESS_SECONDS + (2 + instances + options.noise) * each
-    gain = smallest_provable_gain(spread, options.margin, rules)
-    return Estimate(options.trials, instances * buckets, search + finals, gain)

@@ -1,4 +1,7 @@
-"""Work for several devices: one thread each, which takes what is next for it or for any."""
+"""Work for several devices: one thread each, which takes what is next for it or for any.
+
+With a trial a device is told of the one that it does after it, if there is one and no other device is free for it.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,14 @@ class Member:
         bench: measures on it; used by its thread alone, but for `close`.
         aside: why it gets no more work; empty while it does.
         failures: failures of its own in a row.
+        next: what it was told of already, and does next.
     """
 
     name: str
     bench: Bench
     aside: str = ""
     failures: int = 0
+    next: Task | None = None
 
 
 @dataclass(slots=True)
@@ -46,12 +51,14 @@ class Task:
         work: what.
         future: what comes of it.
         member: the device that it is for; None for any.
+        ahead: announces it to the device that will do it next.
         lost: the devices that lost it, and how.
     """
 
     work: Callable[[Bench], Any]
     future: Future[Any]
     member: Member | None = None
+    ahead: Callable[[Bench], None] | None = None
     lost: list[dict[str, str]] = field(default_factory=list)
 
     def suits(self, member: Member) -> bool:
@@ -73,6 +80,7 @@ class Dealer:
         self._tasks: deque[Task] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._free = 0
         self._threads = [
             threading.Thread(target=self._serve, args=(member,), name=f"mjolnir-{member.name}", daemon=True)
             for member in self.members
@@ -80,9 +88,19 @@ class Dealer:
         for thread in self._threads:
             thread.start()
 
-    def deal(self, work: Callable[[Bench], Outcome]) -> Future[Outcome]:
-        """Have any device do a trial; asked again of another where the device fails, and told so in its facts."""
-        return self._add(Task(work, Future()))
+    @property
+    def at_work(self) -> list[Member]:
+        """The devices that are not set aside."""
+        return [member for member in self.members if not member.aside]
+
+    def deal(self, work: Callable[[Bench], Outcome], ahead: Callable[[Bench], None]) -> Future[Outcome]:
+        """Have any device do a trial; asked again of another where the device fails, and told so in its facts.
+
+        Args:
+            work: measures it.
+            ahead: announces it to the device that will.
+        """
+        return self._add(Task(work, Future(), ahead=ahead))
 
     def ask(self, member: Member, work: Callable[[Bench], T]) -> Future[T]:
         """Have one device do something, as soon as it is free."""
@@ -111,6 +129,8 @@ class Dealer:
     def _serve(self, member: Member) -> None:
         while (task := self._next(member)) is not None:
             try:
+                if task.ahead is not None:
+                    self._look_ahead(member)
                 result = task.work(member.bench)
             except BenchFailure as error:
                 self._count(member, error.status, str(error))
@@ -123,16 +143,36 @@ class Dealer:
     def _next(self, member: Member) -> Task | None:
         """The oldest task for this device, waited for; None when there will be none."""
         with self._changed:
+            told, member.next = member.next, None
+            if told is not None and not self._closed:
+                return told
             while not self._closed and not member.aside:
-                for task in self._tasks:
-                    if task.suits(member):
-                        self._tasks.remove(task)
-                        if task.lost or task.future.set_running_or_notify_cancel():
-                            return task
-                        break
-                else:
-                    self._changed.wait()
+                task = self._take(member)
+                if task is not None:
+                    return task
+                self._free += 1
+                self._changed.wait()
+                self._free -= 1
             return None
+
+    def _take(self, member: Member, ahead: bool = False) -> Task | None:
+        """Take the oldest task that suits this device from the list; `ahead` only if it can be announced."""
+        for task in [task for task in self._tasks if task.suits(member)]:
+            if ahead and (task.ahead is None or task.lost):
+                return None
+            self._tasks.remove(task)
+            if task.future.running() or task.future.set_running_or_notify_cancel():
+                return task
+        return None
+
+    def _look_ahead(self, member: Member) -> None:
+        """Keep the trial that comes next for this device, and tell it, while all others have something to do."""
+        with self._changed:
+            if self._free or self._closed:
+                return
+            member.next = self._take(member, ahead=True)
+        if member.next is not None and member.next.ahead is not None:
+            member.next.ahead(member.bench)
 
     def _done(self, member: Member, task: Task, result: Any) -> None:
         if isinstance(result, Outcome | Instance):
@@ -157,6 +197,9 @@ class Dealer:
             member.failures = member.failures + 1 if status is Status.INFRASTRUCTURE else 0
             if member.failures >= MOST_FAILURES:
                 member.aside = reason or "it failed"
+                if member.next is not None:  # it was told of this, and will not do it
+                    self._tasks.appendleft(member.next)
+                    member.next = None
                 self._abandon()
                 self._changed.notify_all()
 
@@ -164,7 +207,7 @@ class Dealer:
         """Fail the tasks that no device is left for."""
         for task in [t for t in self._tasks if not self._devices_for(t)]:
             self._tasks.remove(task)
-            if not task.lost and not task.future.set_running_or_notify_cancel():
+            if not task.future.running() and not task.future.set_running_or_notify_cancel():
                 continue
             if task.member is None:
                 facts = {"lost": task.lost} if task.lost else {}

@@ -1,8 +1,9 @@
 """The finals of a campaign: shoot-outs, confirmations and promotion records.
 
-The buckets are confirmed side by side: each fresh process takes a group of instances of every bucket that is still
-open, since starting one costs more than the instances in it. A bucket is decided, and its promotion recorded, as soon
-as its evidence is there.
+The buckets are shot out and confirmed side by side: each fresh process takes a group of instances of every bucket that
+is still open, since starting one costs more than the instances in it. Where several devices measure side by side, each
+has a process of its own at the same time. A bucket is decided, and its promotion recorded, as soon as its evidence is
+there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mjolnir.tuner.journal import Record
 from mjolnir.tuner.promotion import Body, Decision
 from mjolnir.tuner.proof import Court
 from mjolnir.tuner.session import Session
-from mjolnir.tuner.shootout import Lead, Shootout, Shot
+from mjolnir.tuner.shootout import Lead, Shootout, Shot, means_of
 from mjolnir.tuner.statistics import Array
 
 __all__ = ["Finals", "Lead"]
@@ -55,19 +56,34 @@ class Finals:
         self._default = session.space.default
         self._settled = self._settled_otherwise()
         self._instances = Instances(session, self._after, self._settled)
-        self._shootout = Shootout(session, self._instances, leads, floor)
 
-    def run(self) -> Iterator[Body]:
-        """The bodies of the promotion records, each as soon as it is there.
+    def run(self) -> Iterator[list[Body]]:
+        """Goes on from one wave of fresh processes to the next.
+
+        Yields:
+            The bodies of the promotion records that are there since the wave before.
 
         Raises:
             Halt: stopped, or the infrastructure failed too often.
         """
-        for bucket in self._settled:
-            yield self._step(bucket, dict)
+        yield [self._step(bucket, dict) for bucket in self._settled]
         buckets = [bucket for bucket in self._session.bench.workload.buckets if bucket not in self._settled]
         incumbents = {bucket: self._incumbent(bucket) for bucket in buckets}
-        shots = {b: self._unbeatable(b) or self._shootout.run(b, incumbents[b]) for b in buckets}
+        shots = {bucket: shot for bucket in buckets if (shot := self._unbeatable(bucket))}
+        means = means_of(self._leads)
+        shootouts = {
+            bucket: Shootout(self._session, self._instances, means, self._floor, bucket, incumbents[bucket])
+            for bucket in buckets
+            if bucket not in shots
+        }
+        while waiting_for := [shootout for shootout in shootouts.values() if shootout.shot is None]:
+            width = self._instances.fresh_wave()
+            for number, shootout in enumerate(waiting_for):
+                shootout.begin(number % width)
+            for shootout in waiting_for:
+                shootout.take()
+            yield []
+        shots |= {bucket: shootout.shot for bucket, shootout in shootouts.items() if shootout.shot}
         courts = {bucket: self._court(bucket) for bucket in buckets}
         waiting = {
             bucket: Confirmation(
@@ -76,13 +92,18 @@ class Finals:
             for bucket in buckets
         }
         while True:
-            for bucket in [bucket for bucket in waiting if not waiting[bucket].open]:
-                yield self._step(bucket, partial(self._body, courts[bucket], shots[bucket], waiting.pop(bucket)))
+            decided = [bucket for bucket in waiting if not waiting[bucket].open]
+            yield [
+                self._step(bucket, partial(self._body, courts[bucket], shots[bucket], waiting.pop(bucket)))
+                for bucket in decided
+            ]
             if not waiting:
                 return
-            self._instances.fresh_process()
+            for place in range(self._instances.fresh_wave()):
+                for confirmation in waiting.values():
+                    confirmation.begin(place)
             for confirmation in waiting.values():
-                confirmation.group()
+                confirmation.take()
 
     def _settled_otherwise(self) -> list[int]:
         """The buckets that these finals have decided by another method, before the campaign was gone on with."""

@@ -1,10 +1,12 @@
-"""Several devices as one bench: whole trials are dealt to them, and the campaign goes on as on one.
+"""Several devices as one bench: work is dealt to them, and the campaign goes on as on one.
 
-Asks run ahead of the trial that is recorded next (`Options.depth`). The search announces each of them by `begin`, and a
-device that is free takes it up; `measure` then waits for the trial of its number. So records keep their order, and
-follow from outcomes alone. Ratios can be compared across devices since each is taken against the default on the same
-device in the same window; A/A comparisons are dealt out in turn, canaries go through the gate of every device, and the
-instances of one process stay on one device.
+What the campaign will ask for is announced by `begin`, `begin_noise` and `begin_instance`; a device that is free takes
+it up, and `measure`, `noise` and `instance` then wait for what comes of it. Trials go to any device, asks running ahead
+of the one that is recorded next (`Options.depth`); A/A comparisons, and the fresh processes of the finals, go to the
+devices in turn, so that all of them are at work. Records keep their order, and follow from outcomes alone.
+
+Ratios can be compared across devices since each is taken against the default on the same device in the same window.
+Canaries go through the gate of every device; the instances of one process stay on one device.
 
 A trial that is lost with its worker is asked again of another device, once, and says so. A device that fails
 `MOST_FAILURES` times in a row is set aside: it gets nothing any more, and nothing is done to it.
@@ -12,9 +14,10 @@ A trial that is lost with its worker is asked again of another device, once, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mjolnir.kernel.device import Device
@@ -29,7 +32,7 @@ class FleetBench:
     """Implements `mjolnir.tuner.bench.Bench` over benches of equal devices.
 
     Args:
-        benches: by name of the device, two at least; this bench closes them.
+        benches: by name of the device; this bench closes them.
         close: what is to be closed after them.
 
     Raises:
@@ -53,11 +56,18 @@ class FleetBench:
         self._close = close
         self._dealer = Dealer(benches)
         self._begun: dict[int, tuple[Setting, Future[Outcome]]] = {}
+        self._noises: dict[int, tuple[Member, Future[tuple[Timing, ...]]]] = {}
+        self._instances: dict[int, tuple[Member, Future[Instance]]] = {}
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """That of the first device, with the names of all."""
         return {**self._first.environment, "devices": [member.name for member in self._dealer.members]}
+
+    @property
+    def width(self) -> int:
+        """See `Bench`; those that are not set aside."""
+        return max(1, len(self._dealer.at_work))
 
     def settings(self) -> Sequence[Setting] | None:
         """See `Bench`."""
@@ -74,19 +84,29 @@ class FleetBench:
         """Start compiling; the devices share what is compiled."""
         self._first.submit(setting)
 
-    def begin(self, trial: int, setting: Setting) -> None:
+    def foresee(self, settings: Iterable[Setting]) -> None:
+        """See `Bench`; the devices share what is compiled."""
+        self._first.foresee(settings)
+
+    def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
         """Have the trial measured by the next device that is free."""
         if trial not in self._begun:
-            self._begun[trial] = setting, self._dealer.deal(lambda bench: bench.measure(trial, setting))
+            work = partial(_measure, trial=trial, setting=setting, race=race)
+            ahead = partial(_begin, trial=trial, setting=setting, race=race)
+            self._begun[trial] = setting, self._dealer.deal(work, ahead)
+
+    def begun(self, trial: int) -> bool:
+        """See `Bench`."""
+        if trial in self._begun and not self._begun[trial][1].cancel():
+            return True
+        self._begun.pop(trial, None)
+        return False
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
-        """See `Bench`; facts say which device it was, and which ones lost the trial before.
-
-        Nothing is raced: a trial has begun before the leads are known that it would race against.
-        """
+        """See `Bench`; facts say which device it was, and which ones lost the trial before."""
         if fault != "none":
             return self._canary(trial, setting, fault)
-        self.begin(trial, setting)
+        self.begin(trial, setting, race)
         begun, future = self._begun.pop(trial)
         if begun != setting:
             raise ValueError(f"trial {trial} was announced with ({begun}), and is asked for with ({setting})")
@@ -96,27 +116,41 @@ class FleetBench:
         """Send a canary through the gate of each device; the outcome is the worst of those that are not set aside."""
         sent = [
             (member, self._dealer.ask(member, lambda bench: bench.measure(trial, setting, fault)))
-            for member in self._dealer.members
-            if not member.aside
+            for member in self._dealer.at_work
         ]
         made = [(member, _outcome(future)) for member, future in sent]
         kept = [(member, outcome) for member, outcome in made if not member.aside]
         if not kept:
             return Outcome(Status.INFRASTRUCTURE, self._dealer.aside())
         worst = max((outcome for _, outcome in kept), key=lambda outcome: _severity(outcome.status))
+        if len(self._dealer.members) == 1:
+            return worst
         return replace(worst, correctness={"devices": {m.name: dict(outcome.correctness) for m, outcome in kept}})
+
+    def begin_noise(self, number: int) -> None:
+        """Have the comparison taken by the device whose turn it is."""
+        if number not in self._noises:
+            member = self._in_turn(number)
+            self._noises[number] = member, self._dealer.ask(member, lambda bench: bench.noise(number))
 
     def noise(self, number: int) -> tuple[Timing, ...]:
         """See `Bench`; on the devices in turn."""
-        member = self._in_turn(number)
-        timings = self._dealer.ask(member, lambda bench: bench.noise(number)).result()
-        return tuple(replace(timing, window={**timing.window, "device": member.name}) for timing in timings)
+        self.begin_noise(number)
+        member, future = self._noises.pop(number)
+        return tuple(replace(timing, window={**timing.window, "device": member.name}) for timing in future.result())
+
+    def begin_instance(self, request: InstanceRequest) -> None:
+        """Have the instance taken by the device whose turn its process is."""
+        if request.number not in self._instances:
+            member = self._in_turn(request.process)
+            self._instances[request.number] = member, self._dealer.ask(member, lambda bench: bench.instance(request))
 
     def instance(self, request: InstanceRequest) -> Instance:
         """See `Bench`; the processes on the devices in turn."""
+        self.begin_instance(request)
+        member, future = self._instances.pop(request.number)
         try:
-            member = self._in_turn(request.process)
-            instance = self._dealer.ask(member, lambda bench: bench.instance(request)).result()
+            instance = future.result()
         except BenchFailure as error:
             return Instance(error.status, str(error))
         return replace(instance, window={**instance.window, "device": member.name})
@@ -127,18 +161,17 @@ class FleetBench:
         self._close()
 
     def _in_turn(self, number: int) -> Member:
-        """The device whose turn it is; trials that were announced and not begun are taken back: the search is over.
-
-        Raises:
-            BenchFailure: all are set aside.
-        """
-        for _, future in self._begun.values():
-            future.cancel()
-        self._begun.clear()
-        members = [member for member in self._dealer.members if not member.aside]
-        if not members:
-            raise BenchFailure(self._dealer.aside())
+        """The device whose turn it is; when all are set aside what it is asked for fails, and says so."""
+        members = self._dealer.at_work or self._dealer.members
         return members[number % len(members)]
+
+
+def _measure(bench: Bench, trial: int, setting: Setting, race: Race | None) -> Outcome:
+    return bench.measure(trial, setting, race=race)
+
+
+def _begin(bench: Bench, trial: int, setting: Setting, race: Race | None) -> None:
+    bench.begin(trial, setting, race)
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:

@@ -1,8 +1,13 @@
-"""Instances of the finals: asked of the bench, valued, and recorded whatever comes of them."""
+"""Instances of the finals: announced to the bench, taken, valued, and recorded whatever comes of them.
+
+They go in waves of as many fresh processes as devices measure side by side. What a wave takes is announced before the
+first of it is waited for, so that all devices are at work; it is recorded in the order in which it was announced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from mjolnir.tuner.bench import InstanceRequest, Status
@@ -14,11 +19,27 @@ Valuation = Callable[[Body], dict[str, Any]]
 """The members of a measured body that follow from its samples; ValueError or IndexError where they make no values."""
 
 
-class Instances:
-    """Numbers processes and instances, none of them twice in a tag, and takes what it is asked for.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An instance that was announced.
 
     Attributes:
-        process: the process at hand; 0 before the first.
+        kind: "shootout" or "confirmation".
+        key: bucket, and number in it.
+        place: of its process in the wave.
+        arms: the settings.
+        request: what the bench is asked for.
+    """
+
+    kind: str
+    key: tuple[int, int]
+    place: int
+    arms: Arms
+    request: InstanceRequest
+
+
+class Instances:
+    """Numbers processes and instances, none of them twice in a tag, and takes what it is asked for.
 
     Args:
         session: the campaign.
@@ -39,31 +60,48 @@ class Instances:
                 or record["body"]["bucket"] in settled
             )
         ]
-        self.process, self._number = (
+        self._process, self._number = (
             max((body[name] for body in earlier), default=0) for name in ("process", "instance")
         )
+        self._wave: list[int] = []
 
-    def fresh_process(self) -> None:
-        """Take what follows in a process of its own."""
-        self.process += 1
+    def fresh_wave(self) -> int:
+        """Take what follows in fresh processes.
 
-    def take(
-        self,
-        kind: str,
-        key: tuple[int, int],
-        arms: Arms,
-        rounds: int,
-        value: Valuation,
-        progress: tuple[int, int],
-        **facts: Any,
-    ) -> Record:
-        """One instance in the process at hand.
+        Returns:
+            How many there are, side by side.
+        """
+        width = self._session.bench.width
+        self._wave = [self._process + place for place in range(1, width + 1)]
+        return width
+
+    def begin(self, kind: str, key: tuple[int, int], place: int, arms: Arms, rounds: int) -> Begun:
+        """Announce an instance, unless it is on record.
 
         Args:
             kind: "shootout" or "confirmation".
             key: bucket, and number in it.
+            place: of its process in the wave, from 0.
             arms: the settings.
             rounds: rounds at each point.
+        """
+        session = self._session
+        known = session.tape.body(kind, self._after, *key)
+        if known is not None:
+            self._wave[place] = known["process"]
+        process, number = self._wave[place], self._number + 1 if known is None else known["instance"]
+        self._process, self._number = max(self._process, process), max(self._number, number)
+        points = session.bench.workload.of_bucket(key[0])
+        request = InstanceRequest(process, number, points, arms.settings, rounds)
+        if known is None:
+            session.bench.begin_instance(request)
+        return Begun(kind, key, place, arms, request)
+
+    def take(self, begun: Begun, value: Valuation, progress: tuple[int, int], **facts: Any) -> Record:
+        """Take an instance that was announced.
+
+        Args:
+            begun: which.
             value: what is added to the body when it was measured.
             progress: steps done and steps in all, for the observer.
             facts: what else the body says.
@@ -71,15 +109,12 @@ class Instances:
         Raises:
             Halt: stopped, or the infrastructure failed too often.
         """
-        bucket, number = key
-        points = self._session.bench.workload.of_bucket(bucket)
-        request = InstanceRequest(self.process, self._number + 1, points, arms.settings, rounds)
-        record = self._session.step(
-            kind, (self._after, bucket, number), lambda: {**self._body(request, arms, value), **facts}, *progress
+        return self._session.step(
+            begun.kind,
+            (self._after, *begun.key),
+            lambda: {**self._body(begun.request, begun.arms, value), **facts},
+            *progress,
         )
-        body: Mapping[str, Any] = record["body"]
-        self.process, self._number = max(self.process, body["process"]), max(self._number, body["instance"])
-        return record
 
     def _body(self, request: InstanceRequest, arms: Arms, value: Valuation) -> dict[str, Any]:
         """The body of its record, but for what the tape adds."""
@@ -98,6 +133,7 @@ class Instances:
             "reason": instance.reason,
             "correctness": dict(instance.correctness),
             "window": dict(instance.window),
+            "phases": dict(instance.phases),
         }
         if instance.status is not Status.MEASURED:
             return body

@@ -27,7 +27,7 @@ class Journal(Protocol):
         """Every record of the tag known so far, in order."""
 
     def elsewhere(self) -> Sequence[Record]:
-        """The promotion records of other tags, those of replays for a replay and the others for a live campaign."""
+        """The promotion records of other live campaigns; none for a replay."""
 
 
 class MemoryJournal:

@@ -23,7 +23,7 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import FAULTS, Setting
 from mjolnir.kernel.variant import resolve
-from mjolnir.tuner.bench import CANARIES, RACED, Instance, InstanceRequest, Outcome, Race, Status, Timing
+from mjolnir.tuner.bench import CANARIES, RACED, Instance, InstanceRequest, OneByOne, Outcome, Race, Status, Timing
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.statistics import Weights
 from mjolnir.tuner.workload import Workload
@@ -43,7 +43,7 @@ TRIAL, NOISE, ROUNDS, PROCESS = range(4)
 """What a random stream is for; part of its seed."""
 
 
-class ReplayBench:
+class ReplayBench(OneByOne):
     """`Bench` over a recording.
 
     Args:
@@ -140,9 +140,6 @@ class ReplayBench:
             begin = max(self._clock, heapq.heappop(self._free))
             self._ready[binary] = begin + 1000 * int(self.recording.arrays["binary_ms"][binary])
             heapq.heappush(self._free, self._ready[binary])
-
-    def begin(self, trial: int, setting: Setting) -> None:
-        """See `Bench`."""
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         """See `Bench`; every point takes an equal share of the recorded measuring time."""

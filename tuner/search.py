@@ -37,17 +37,16 @@ class Search:
     Args:
         session: the campaign.
         proposer: is asked.
-        floors: noise floor of each bucket, a fraction; without them nothing is flat and no duplicate is a contender.
     """
 
-    def __init__(self, session: Session, proposer: Proposer, floors: Mapping[int, float] | None = None) -> None:
+    def __init__(self, session: Session, proposer: Proposer) -> None:
         self._session = session
-        self._floors = floors or {}
-        self._asking = Asking(session, proposer, self._floors)
+        self._floors: Mapping[int, float] = {}
+        self._asking = Asking(session, proposer)
         self._ahead: deque[Proposal] = deque()
         self._leads: dict[int, dict[int, float]] = {}
         self._asked = 0
-        self._end: Literal["", "flat"] = ""
+        self._end: Literal["", "flat", "minutes"] = ""
         self._numbers = self._known_numbers()
 
     def _known_numbers(self) -> list[int]:
@@ -72,8 +71,16 @@ class Search:
             self._next += 1
         return self._numbers[place]
 
-    def run(self) -> str:
+    def foresee(self) -> None:
+        """Have compiled what is tried first, while the device has other things to do."""
+        self._session.bench.foresee(self._asking.likely)
+
+    def run(self, floors: Mapping[int, float]) -> str:
         """Run to the end of the budget.
+
+        Args:
+            floors: noise floor of each bucket, a fraction; without them nothing is flat and no duplicate is a
+                contender.
 
         Returns:
             What ended it: "trials", "minutes", "exhausted" or "flat".
@@ -82,6 +89,7 @@ class Search:
             Halt: stopped, failed too often, or the default itself cannot be measured.
         """
         session, options = self._session, self._session.options
+        self._floors = self._asking.floors = floors
         session.search_began = session.tape.clock()
         with ThreadPoolExecutor(1, thread_name_prefix="mjolnir-ask") as thread:
             for place in range(options.trials):
@@ -89,11 +97,24 @@ class Search:
                     self._take_in(self._begin_ask(thread))
                 if not self._ahead:
                     return self._end or "exhausted"
-                recorded = session.tape.has("trial", self._number(place))
-                if not recorded and session.tape.clock() - session.search_began >= 60 * options.minutes:
+                if self._time_is_over(place):
                     return "minutes"
                 self._trial(place, thread)
         return "trials"
+
+    def _time_is_over(self, place: int) -> bool:
+        """Whether the trial at this place is not to be measured any more; what a device has begun is taken in."""
+        session, number = self._session, self._number(place)
+        if session.tape.has("trial", number):
+            return False
+        if self._end != "minutes" and session.tape.clock() - (session.search_began or 0) < 60 * session.options.minutes:
+            return False
+        self._end = "minutes"
+        if session.bench.begun(number):
+            return False
+        for proposal in self._ahead:
+            session.bench.begun(proposal.number)
+        return True
 
     def _begin_ask(self, thread: ThreadPoolExecutor) -> Ask:
         """Ask for the next trial, beside whatever the device does, unless its proposal is on record."""
@@ -113,6 +134,7 @@ class Search:
         self._asking.note(proposal, known=ask.body is not None)
         self._ahead.append(proposal)
         self._leads[proposal.number] = {bucket: lead.ratio for bucket, lead in session.best.items()}
+        session.bench.foresee(self._asking.likely)
         # A simulated pool has to be brought to where it was; a real one need not compile what is measured already.
         if (ask.body is None or session.bench.simulated) and not session.tape.shared:
             self._submit(proposal)
@@ -135,7 +157,7 @@ class Search:
         """Have the setting compiled, if it can run here at all."""
         if not self._unmeasurable(proposal):
             self._session.bench.submit(proposal.setting)
-            self._session.bench.begin(proposal.number, proposal.setting)
+            self._session.bench.begin(proposal.number, proposal.setting, self._race(proposal))
 
     def _unmeasurable(self, proposal: Proposal) -> str | None:
         """Why a setting cannot be measured here, known without compiling it; None where it may."""
@@ -196,5 +218,4 @@ class Search:
         if not session.options.race or proposal.origin != "sampler" or proposal.replaced == AGAIN:
             return None
         # Which trials are done by now depends on who took which, and what came of a race should not.
-        known = self._leads[proposal.number] if session.tape.shared else {b: v.ratio for b, v in session.best.items()}
-        return LeadRace(session.bench.workload, known, self._floors)
+        return LeadRace(session.bench.workload, self._leads[proposal.number], self._floors)

@@ -1,4 +1,4 @@
-"""The shoot-out of a bucket: the leads of the search against one another and the baselines, in one fresh process.
+"""The shoot-out of a bucket: the leads of the search against one another and the baselines, in a fresh process.
 
 It chooses whom to test, and its instance is no evidence: the best of several flatters itself.
 """
@@ -17,7 +17,7 @@ from mjolnir.tuner import promotion
 from mjolnir.tuner.alpha import TESTED
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.choice import Choice
-from mjolnir.tuner.instances import Instances
+from mjolnir.tuner.instances import Begun, Instances
 from mjolnir.tuner.journal import Record
 from mjolnir.tuner.promotion import Arms, Body, Decision
 from mjolnir.tuner.session import Session
@@ -61,42 +61,71 @@ class Shot:
 
 
 class Shootout:
-    """Shoot-outs of a campaign.
+    """The shoot-out of one bucket; should an arm of it fail, each of the best is tried by itself.
+
+    Attributes:
+        shot: what it came to; None while it is open.
 
     Args:
         session: the campaign.
         instances: takes instances.
-        leads: the measured trials of this epoch.
+        means: of the search's trials, by setting: logarithms of its ratio at each point (see `means_of`).
         floor: noise floor of each point.
+        bucket: which.
+        incumbent: the row in force, if there is one.
     """
 
-    def __init__(self, session: Session, instances: Instances, leads: Sequence[Lead], floor: Array) -> None:
+    def __init__(
+        self,
+        session: Session,
+        instances: Instances,
+        means: Mapping[Setting, Array],
+        floor: Array,
+        bucket: int,
+        incumbent: Setting | None,
+    ) -> None:
         self._session = session
         self._instances = instances
-        self._logs = _means(leads)
+        self._logs = means
         self._floor = floor
+        self._bucket = bucket
+        self._incumbent = incumbent
         self._default = session.space.default
-
-    def run(self, bucket: int, incumbent: Setting | None) -> Shot:
-        """Time the leads against the baselines; should one of them fail, each of the best by itself."""
         best, fastest = self._candidates(bucket, incumbent)
-        fields = [[*best, *fastest], *([lead] for lead in best if len(best) + len(fastest) > 1)]
-        records: list[Record] = []
-        failure = ""
-        while fields and len(records) < SPARE:
-            arms = Arms.of(fields[0], self._default, incumbent)
-            if len(arms.settings) == 1:
-                reason = "no other setting could be measured"
-                return Shot((), Decision(promotion.DEFAULT_IS_BEST, reason, self._default), ())
-            record = self._take(bucket, len(records) + 1, arms)
-            records.append(record)
-            body = record["body"]
-            if body["status"] == Status.MEASURED:
-                return self._shot(body, incumbent, records)
+        self._fields = [[*best, *fastest], *([lead] for lead in best if len(best) + len(fastest) > 1)]
+        self._records: list[Record] = []
+        self._begun: Begun | None = None
+        self.shot: Shot | None = None
+        if len(Arms.of(self._fields[0], self._default, incumbent).settings) == 1:
+            reason = "no other setting could be measured"
+            self.shot = Shot((), Decision(promotion.DEFAULT_IS_BEST, reason, self._default), ())
+
+    def begin(self, place: int) -> None:
+        """Announce the field that is next, in a process of the wave."""
+        arms, rounds = Arms.of(self._fields[0], self._default, self._incumbent), 2 * self._session.options.rounds
+        key = (self._bucket, len(self._records) + 1)
+        self._begun = self._instances.begin("shootout", key, place, arms, rounds)
+
+    def take(self) -> None:
+        """Time the leads against the baselines.
+
+        Raises:
+            Halt: stopped, or the infrastructure failed too often.
+        """
+        begun, buckets = self._begun, self._session.bench.workload.buckets
+        assert begun is not None
+        progress = (buckets.index(self._bucket) + 1, len(buckets))
+        record = self._instances.take(begun, lambda body: self._ranking(body, self._bucket, begun.arms), progress)
+        self._records.append(record)
+        body = record["body"]
+        if body["status"] == Status.MEASURED:
+            self.shot = self._shot(body, self._incumbent, self._records)
+            return
+        if body["status"] not in UNTOLD:
+            self._fields.pop(0)
+        if not self._fields or len(self._records) >= SPARE:
             failure = f"shoot-out {body['status']}: {body['reason']}"
-            if body["status"] not in UNTOLD:
-                fields.pop(0)
-        return Shot((), Decision(promotion.NOT_PROVEN, failure, self._default), tuple(records))
+            self.shot = Shot((), Decision(promotion.NOT_PROVEN, failure, self._default), tuple(self._records))
 
     def _candidates(self, bucket: int, incumbent: Setting | None) -> tuple[list[Setting], list[Setting]]:
         """The best few settings of the search in this bucket, then the fastest at single points; no baselines.
@@ -116,13 +145,6 @@ class Shootout:
 
     def _choice(self, bucket: int) -> Choice:
         return Choice(self._session.bench.workload, bucket, self._session.options.robust)
-
-    def _take(self, bucket: int, number: int, arms: Arms) -> Record:
-        buckets, rounds = self._session.bench.workload.buckets, 2 * self._session.options.rounds
-        self._instances.fresh_process()
-        progress = (buckets.index(bucket) + 1, len(buckets))
-        value = lambda body: self._ranking(body, bucket, arms)  # noqa: E731
-        return self._instances.take("shootout", (bucket, number), arms, rounds, value, progress)
 
     def _ranking(self, body: Body, bucket: int, arms: Arms) -> dict[str, Any]:
         """The order of the arms, the one chosen and why, and what each costs against the best for each length."""
@@ -169,7 +191,7 @@ class Shootout:
         return ""
 
 
-def _means(leads: Sequence[Lead]) -> dict[Setting, Array]:
+def means_of(leads: Sequence[Lead]) -> dict[Setting, Array]:
     """Log ratios of each setting by point, the mean over its trials: the least of several would flatter it."""
     trials: dict[Setting, list[Sequence[float]]] = {}
     for lead in leads:

@@ -26,7 +26,7 @@ from mjolnir.tuner.space import grid
 from mjolnir.tuner.workload import DECODE8, Point, Workload
 
 Truth = Callable[[Setting, Point], float]
-"""Nanoseconds of decode and merge by setting (resolved) and point, on a H200 with the geometry below."""
+"""Nanoseconds of decode by setting (resolved) and point, on a H200 with the geometry below."""
 
 GEOMETRY = Geometry(32, 8)
 GRID: Mapping[str, Sequence[int]] = {
@@ -40,7 +40,7 @@ GRID: Mapping[str, Sequence[int]] = {
 """The grid of a synthetic recording, unless another is asked for; the default joins it."""
 
 CHAIN = 9000.0
-"""Nanoseconds of the chain around decode and merge."""
+"""Nanoseconds of the chain around decode."""
 
 BANDWIDTH = 4680.0
 """Bytes a nanosecond that a H200 reads at most."""

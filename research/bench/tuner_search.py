@@ -157,7 +157,7 @@ def campaign(table: Table, seed: int, trials: int, **options: Any) -> tuple[Plac
     session = Session(bench, Tape(journal, bench), rules, None, lambda: False)
     floor = noise_floor(np.log(np.array([point_ratios(bench.noise(number)) for number in range(1, rules.noise + 1)])))
     floors = {bucket: session.weights.of_bucket(bucket, floor) for bucket in bench.workload.buckets}
-    Search(session, make(rules.proposer, session.space, seed, workload=bench.workload), floors).run()
+    Search(session, make(rules.proposer, session.space, seed, workload=bench.workload)).run(floors)
     places = {table.space.setting(table.space.member(place)): place for place in range(table.space.size)}
     bodies = [record["body"] for record in journal.records if record["kind"] == "trial"]
     order = [places[Setting.from_dict(body["resolved"])] for body in bodies]

@@ -38,7 +38,7 @@ def run(
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Stop after this many trials.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after this much time, above 0.")] = None,
-    geometry: options.Geometry = None,
+    geometry: options.Geometries = None,
     model: options.Model = None,
     tensor_parallel: options.TensorParallel = None,
     page_size: options.PageSize = None,
@@ -101,20 +101,22 @@ def run(
     """Search for the fastest knobs, prove the best of them, and record every trial."""
 
     def work() -> Answer:
-        from mjolnir.research import campaign, progress
+        from mjolnir.research import campaign, campaigns, progress
         from mjolnir.research.request import Request
 
+        geometries = geometry or []
         request = Request(
             tag=tag, resume=resume, device=device, gate_url=gate_url, recording=recording, effort=effort,
             trials=trials, minutes=minutes, seed=seed, proposer=proposer, proposer_command=proposer_command,
             proposer_seconds=proposer_seconds, until_flat=until_flat, race=race, warm_start=warm_start,
-            dry_run=dry_run, alpha=alpha, robust=robust, geometry=geometry, placement=placement,
+            dry_run=dry_run, alpha=alpha, robust=robust, geometry=next(iter(geometries), None), placement=placement,
             workload=workload, model=model, tensor_parallel=tensor_parallel, page_size=page_size,
             pins=tuple(pin or ()), promote=promote, defaults=defaults, ledger=ledger, export=export,
             depth=depth, storage=storage, lease_seconds=lease_seconds,
             command=("mjolnir", *sys.argv[1:]),
         )  # fmt: skip
-        return campaign.run(request, progress.screen(console(stderr=as_json)))
+        screen = progress.screen(console(stderr=as_json))
+        return campaigns.run(request, geometries, screen) if len(geometries) > 1 else campaign.run(request, screen)
 
     answer(work, as_json)
 

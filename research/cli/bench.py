@@ -163,6 +163,25 @@ def tuner(
 
 
 @app.command()
+def live(
+    run: Annotated[Path, typer.Argument(help="The folder of an exported run on a GPU.")],
+    against: Annotated[
+        Path | None, typer.Option("--against", help="An exported run of the same problem on fewer devices.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """How busy a live campaign kept its device, how long it waited between trials, what a second device gained."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import live as twin
+
+        return twin.live(run, against, out)
+
+    answer(work, as_json)
+
+
+@app.command()
 def ledger(out: Out = None, as_json: Json = False) -> None:
     """What a record costs to keep, and how long it takes to find it again; some minutes."""
 

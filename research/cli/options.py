@@ -53,6 +53,14 @@ Geometry = Annotated[
     str | None,
     typer.Option("--geometry", help="HEADS_Q/HEADS_KVxdHEAD_DIM,page=..,q=..; default 32/8xd128,page=64,q=1."),
 ]
+Geometries = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--geometry",
+        help="HEADS_Q/HEADS_KVxdHEAD_DIM,page=..,q=..; default 32/8xd128,page=64,q=1. Several: a campaign each, "
+        "confirmed side by side.",
+    ),
+]
 Placement = Annotated[
     str | None,
     typer.Option("--placement", help="How the KV cache lies: LAYOUT/PLACE; default head-major/together."),

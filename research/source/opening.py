@@ -56,7 +56,7 @@ class GpuOpener:
         from mjolnir.research.source.trees import lay_out, require_same_judge
         from mjolnir.tuner.gpu import DeviceUnavailable
         from mjolnir.tuner.gpu.source_bench import GpuSourceBench, Tree
-        from mjolnir.tuner.gpu.supervisor import Backend
+        from mjolnir.tuner.gpu.supervisor import backend_of
 
         index = require_gpu(device, NEEDED)
         with tempfile.TemporaryDirectory(prefix="mjolnir-try-") as name:
@@ -68,7 +68,7 @@ class GpuOpener:
             base = Tree(folder / "base", caches / change.kernel)
             other = Tree(folder / "change", caches / str(checkout.git.rev_parse(f"{change.commit}:kernel")))
             try:
-                bench = GpuSourceBench(*problem, base, other, Backend(options={"index": index}))
+                bench = GpuSourceBench(*problem, base, other, backend_of(index))
             except (DeviceUnavailable, ImportError) as error:
                 raise MissingFailure(f"{error}; `mjolnir doctor` says what is missing") from error
             try:

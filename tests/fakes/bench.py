@@ -9,7 +9,7 @@ from typing import Any
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import Instance, InstanceRequest, Outcome, Race, Status, Timing
+from mjolnir.tuner.bench import Instance, InstanceRequest, OneByOne, Outcome, Race, Status, Timing
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.workload import Workload
@@ -34,7 +34,7 @@ class Script:
     settings: Mapping[Setting, Outcome] = field(default_factory=dict)
 
 
-class ScriptedBench:
+class ScriptedBench(OneByOne):
     """`Bench` over a recording and a script; it remembers what it was asked.
 
     Attributes:
@@ -95,9 +95,6 @@ class ScriptedBench:
     def submit(self, setting: Setting) -> None:
         self.submitted.append(setting)
         self._inner.submit(setting)
-
-    def begin(self, trial: int, setting: Setting) -> None:
-        pass
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         if fault != "none":

@@ -25,6 +25,7 @@ class SlowBench(ScriptedBench):
 
     Attributes:
         threads: the threads that used it.
+        spans: process, begin and end of each instance.
         busy: seconds that it spent measuring.
     """
 
@@ -40,6 +41,7 @@ class SlowBench(ScriptedBench):
         self._number = 0
         self.threads: set[int] = set()
         self.busy = 0.0
+        self.spans: list[tuple[int, float, float]] = []
 
     def now(self) -> float:
         return time.monotonic()
@@ -65,4 +67,8 @@ class SlowBench(ScriptedBench):
     def instance(self, request: InstanceRequest) -> Instance:
         if self._broken():
             return Instance(BROKEN.status, BROKEN.reason)
-        return super().instance(request)
+        begin = time.perf_counter()
+        time.sleep(self._seconds)
+        taken = super().instance(request)
+        self.spans.append((request.process, begin, time.perf_counter()))
+        return taken

@@ -210,6 +210,9 @@ class FakeCard:
         self.synchronize()
         return times
 
+    def release(self) -> None:
+        self.trace.clear()
+
     def synchronize(self) -> None:
         self._be_there()
         if self.broken:

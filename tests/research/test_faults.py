@@ -100,7 +100,7 @@ def test_several_devices_are_one_bench_with_one_compile_pool(
     made: list[tuple[int, Any]] = []
 
     class Bench(SlowBench):
-        def __init__(self, *problem: Any, index: int, pool: Any, gate: Any) -> None:
+        def __init__(self, *problem: Any, index: int, pool: Any, worker: Any, gate: Any) -> None:
             super().__init__(Recording.load(recording))
             made.append((index, pool))
             if index == 3:

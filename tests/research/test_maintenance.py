@@ -13,7 +13,7 @@ from mjolnir import ledger as ledgers
 from mjolnir.backend.table import Table
 from mjolnir.ledger.git_store import GitError
 from mjolnir.ledger.spelling import canonical
-from mjolnir.research import maintenance, places
+from mjolnir.research import bodies, maintenance, places
 from mjolnir.research.answer import Failure, UsageFailure
 from mjolnir.research.journal import LedgerJournal
 from mjolnir.research.stopping import Running
@@ -170,8 +170,11 @@ def test_a_tag_is_removed_and_then_collected(recording: Path, tmp_path: Path) ->
     assert (code, "all its records are removed already" in err) == (1, True)
 
 
-def test_alpha_that_a_removed_tag_spent_stays_spent(recording: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "ledger"
+def test_alpha_that_a_removed_tag_spent_stays_spent(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, folder = bodies.campaign_body, tmp_path / "ledger"
+    monkeypatch.setattr(bodies, "campaign_body", lambda *given: {**body(*given), "simulated": False})
     replay(recording, folder, tag="a")
     replay(recording, folder, tag="b")
 

@@ -10,8 +10,8 @@ import pytest
 
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner import synthetic
-from mjolnir.tuner.bench import BenchFailure, Outcome, Status, Timing
-from mjolnir.tuner.coordinator import Result, estimate, run
+from mjolnir.tuner.bench import BenchFailure, Instance, InstanceRequest, Outcome, Race, Status, Timing
+from mjolnir.tuner.coordinator import Result, Run, estimate, run, run_together
 from mjolnir.tuner.journal import MemoryJournal
 from mjolnir.tuner.options import EFFORTS, Options
 from mjolnir.tuner.recording import Recording
@@ -458,7 +458,8 @@ def test_more_trials_go_on_with_new_finals(gain: Recording) -> None:
     instances = [b["instance"] for kind in ("shootout", "confirmation") for b in bodies(journal, kind)]
     assert len(set(instances)) == len(instances)
     assert min(b["process"] for b in bodies(journal, "shootout") if b["after"] > 20) > 1
-    assert processes.count(1) == 1
+    first = [body for body in bodies(journal, "shootout") if body["process"] == 1]
+    assert (processes.count(1), [body["after"] for body in first]) == (2, [20, 20])  # both buckets share it
 
 
 def test_a_new_epoch_starts_over_with_what_is_known(modelled: Recording, watched: Watched) -> None:
@@ -484,7 +485,8 @@ def test_presets_and_estimates() -> None:
     assert Options.from_dict({**options.as_dict(), "later": 1}) == options
     assert json.loads(json.dumps(options.as_dict())) == options.as_dict()
     plan = estimate(options, 6, deviation=0.003, trial_seconds=1.0)
-    assert (plan.trials, plan.instances, plan.seconds) == (40, 720, 40 + 6 * (6 + 60) + 2 + 120 + 30)
+    assert (plan.trials, plan.instances, plan.seconds) == (40, 720, 40 + 6 * (1 + 60) + 2 + 120 + 30)
+    assert estimate(options, 6, trial_seconds=1.0, devices=2).seconds == plan.seconds / 2
     assert 0.01 < plan.smallest_gain < estimate(options, 6, deviation=0.003, attempt=3).smallest_gain < 0.02
     assert Options.from_dict({"trials": 7, "instances": 12, "processes": 3}) == Options(trials=7, until_flat=False)
     for bad, message in (
@@ -496,3 +498,41 @@ def test_presets_and_estimates() -> None:
     with pytest.raises(ValueError, match="effort 'lazy' is unknown"):
         Options.of_effort("lazy")
     assert "kv_stages" in VALUES
+
+
+def test_campaigns_that_take_turns_share_the_fresh_processes_of_their_finals(gain: Recording) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Noted(ScriptedBench):
+        def __init__(self, name: str) -> None:
+            super().__init__(gain)
+            self._name = name
+
+        def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
+            asked.append((self._name, 0))
+            return super().measure(trial, setting, fault, race)
+
+        def instance(self, request: InstanceRequest) -> Instance:
+            asked.append((self._name, request.process))
+            return super().instance(request)
+
+    options = replace(QUICK, enqueued=(WINNER,))
+    alone, _, _ = campaign(gain, options)
+    journals = [MemoryJournal(name) for name in ("a", "b")]
+    results = run_together(Run(Noted(journal.tag), journal, options) for journal in journals)
+    names = ("bucket", "decision", "setting", "ratio_default", "reason")
+    for result in results:
+        assert [[body[name] for name in names] for body in result.decisions] == [
+            [body[name] for name in names] for body in alone.decisions
+        ]
+    turns = list(dict.fromkeys(asked))
+    count = max(process for _, process in asked)
+    assert turns == [(name, process) for process in range(count + 1) for name in ("a", "b")]
+
+
+def test_one_of_several_campaigns_that_is_void_leaves_the_others_alone(gain: Recording) -> None:
+    blind = ScriptedBench(gain, Script(canaries={"skip": [Outcome(Status.MEASURED)]}))
+    runs = [Run(blind, MemoryJournal(), QUICK), Run(ScriptedBench(gain), MemoryJournal(), QUICK)]
+    void, sound = run_together(runs)
+    assert (void.reason, void.void, void.decisions) == ("canary", True, ())
+    assert (sound.reason, len(sound.decisions)) == ("trials", 2)

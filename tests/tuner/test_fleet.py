@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.session import MOST_FAILURES
 from tests.fakes.bench import Script, ScriptedBench, failed
 from tests.fakes.fleet import SlowBench
+from tests.tuner.conftest import WINNER
 
 OPTIONS = Options(trials=24, minutes=60, proposer="random", noise=4)
 CHANGING = ("clock", "phases", "facts")
@@ -154,14 +156,73 @@ def test_the_instances_of_a_process_share_a_device(modelled: Recording) -> None:
     made.close()
 
 
-def test_what_was_announced_and_not_begun_is_taken_back_when_the_search_ends(modelled: Recording) -> None:
-    benches = [SlowBench(modelled, 0.05), SlowBench(modelled, 0.05)]
+def test_the_finals_keep_all_devices_at_work(gain: Recording) -> None:
+    benches = [SlowBench(gain, 0.02), SlowBench(gain, 0.02)]
+    options = replace(OPTIONS, enqueued=(WINNER,))
+    result, journal = campaign(fleet(*benches), options)
+    assert {body["decision"] for body in result.decisions} == {"promote"}
+    processes = [{process for process, _, _ in bench.spans} for bench in benches]
+    assert not processes[0] & processes[1]
+    assert {number % 2 for number in processes[0]} == {0}
+    first, second = (bench.spans for bench in benches)
+    assert any(b < other_e and other_b < e for _, b, e in first for _, other_b, other_e in second)  # at one time
+    confirmed = [record["body"] for record in journal.records if record["kind"] == "confirmation"]
+    order = [(body["bucket"], body["process"] - confirmed[0]["process"]) for body in confirmed][:8]
+    assert order == [(1, 0), (1, 0), (1, 1), (1, 1), (32, 0), (32, 0), (32, 1), (32, 1)]
+
+
+@pytest.mark.parametrize("widths", [(2, 1), (1, 2)])
+def test_finals_go_on_with_other_devices_and_take_nothing_twice(gain: Recording, widths: tuple[int, int]) -> None:
+    def bench(width: int) -> FleetBench:
+        return fleet(*(SlowBench(gain) for _ in range(width)))
+
+    options, journal, seen = replace(OPTIONS, enqueued=(WINNER,)), MemoryJournal(), []
+    journal.append("epoch", {"epoch": "e1"})
+
+    class Watch:
+        def update(self, progress: Any) -> None:
+            seen.append(progress.phase)
+
+    first = bench(widths[0])
+    run(first, journal, options, Watch(), lambda: seen.count("confirmation") >= 5)
+    first.close()
+    assert not [record for record in journal.records if record["kind"] == "promotion"]
+    second = bench(widths[1])
+    result = run(second, journal, options)
+    second.close()
+    assert [body["decision"] for body in result.decisions] == ["promote"] * 2
+    finals = [r["body"] for r in journal.records if r["kind"] in ("shootout", "confirmation")]
+    assert len({body["instance"] for body in finals}) == len(finals)
+    for bucket in (1, 32):
+        confirmed = [b for b in finals if "attempt" in b and b["bucket"] == bucket]
+        assert [b["number"] for b in confirmed] == list(range(1, 1 + len(confirmed)))
+        counts = Counter(b["process"] for b in confirmed)
+        assert set(counts.values()) == {options.group}
+
+
+def test_a_fleet_races_as_one_device_does(modelled: Recording) -> None:
+    options = replace(OPTIONS, trials=60, race=True)
+    _, alone = campaign(SlowBench(modelled), options)
+    _, shared = campaign(fleet(SlowBench(modelled, 0.001), SlowBench(modelled, 0.002)), options)
+    assert comparable(shared) == comparable(alone)
+    assert "raced" in {body["status"] for body in trials(shared)}
+
+
+def test_of_what_was_announced_only_what_has_begun_is_measured(modelled: Recording) -> None:
+    benches = [SlowBench(modelled, 0.1), SlowBench(modelled, 0.1)]
     made = fleet(*benches)
     for trial in range(1, 9):
         made.begin(trial, modelled.settings[trial])
+    while sum(bench.busy for bench in benches) == 0:
+        time.sleep(0.01)
+    begun = [trial for trial in range(1, 9) if made.begun(trial)]
+    for trial in begun:
+        assert made.measure(trial, modelled.settings[trial]).status is Status.MEASURED
+    assert begun == list(range(1, 1 + len(begun)))
+    assert 2 <= len(begun) < 8
     made.noise(1)
     made.close()
-    assert sum(len(bench.measured) for bench in benches) <= 4
+    assert sorted(trial for bench in benches for trial, _ in bench.measured) == begun
 
 
 def test_devices_have_to_be_equal(modelled: Recording) -> None:

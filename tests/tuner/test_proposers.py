@@ -10,7 +10,7 @@ import pytest
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.proposers import ProposerError, make
+from mjolnir.tuner.proposers import Foresight, ProposerError, make
 from mjolnir.tuner.proposers.unseen import unseen
 from mjolnir.tuner.space import Coordinates, Space, grid
 
@@ -171,3 +171,17 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cmaes", None)
     with pytest.raises(ProposerError, match="pip install cmaes"):
         make("cmaes", SPACE, 0)
+
+
+def test_what_is_asked_next_was_foreseen() -> None:
+    proposer = make("gp", SPACE, 0)
+    assert isinstance(proposer, Foresight)
+    taken: set[Coordinates] = set()
+    for number in range(1, 60):
+        foreseen = proposer.likely(1, number, taken)
+        asked = proposer.ask(1, number, taken)
+        assert asked in foreseen
+        taken.add(asked)
+        proposer.tell(1, asked, loss(asked))
+    assert 0 < len(foreseen) < 10
+    assert not isinstance(make("random", SPACE, 0), Foresight)

@@ -35,7 +35,8 @@ def answered(answer: Mapping[str, Any], build: Build, plans: tuple[str, ...], wa
     for name, seconds in answer.get("phases", {}).items():
         outer = OUTER.get(name, name)
         phases[outer] = phases.get(outer, 0.0) + seconds
-    facts = {**build_facts(build), **answer.get("facts", {})}
+    idle = {"idle_ms": round(1e3 * answer["idle"], 3)} if "idle" in answer else {}  # not where the window never opened
+    facts = {**build_facts(build), **answer.get("facts", {}), **idle}
     if "window" in answer:
         facts["window"] = answer["window"]
     return Outcome(
@@ -56,7 +57,8 @@ def joined(first: Outcome, rest: Outcome) -> Outcome:
     phases = {name: first.phases.get(name, 0.0) + rest.phases.get(name, 0.0) for name in names}
     timings = tuple(sorted((*first.timings, *rest.timings), key=lambda timing: timing.point)) if rest.timings else ()
     correctness = {"first": first.correctness, "others": rest.correctness}
-    return replace(rest, timings=timings, correctness=correctness, phases=phases)
+    facts = {**rest.facts, **{name: first.facts[name] for name in ("idle_ms",) if name in first.facts}}
+    return replace(rest, timings=timings, correctness=correctness, phases=phases, facts=facts)
 
 
 def timings(answer: Mapping[str, Any]) -> tuple[Timing, ...]:
@@ -64,11 +66,12 @@ def timings(answer: Mapping[str, Any]) -> tuple[Timing, ...]:
     return tuple(Timing.from_dict(values) for values in answer.get("timings", ()))
 
 
-def instance(answer: Mapping[str, Any]) -> Instance:
-    """The instance that the worker tells of."""
+def instance(answer: Mapping[str, Any], opening: Mapping[str, float]) -> Instance:
+    """The instance that the worker tells of, which took so long to open."""
     samples = tuple(tuple(tuple(arm) for arm in point) for point in answer.get("samples", ()))
     correctness, window = answer.get("correctness", {}), answer.get("window", {})
-    return Instance(Status(answer["status"]), answer["reason"], samples, correctness, window)
+    phases = {name: round(seconds, 3) for name, seconds in {**opening, **answer.get("phases", {})}.items()}
+    return Instance(Status(answer["status"]), answer["reason"], samples, correctness, window, phases)
 
 
 def build_facts(build: Build | None) -> dict[str, Any]:

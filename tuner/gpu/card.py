@@ -6,6 +6,7 @@ A card makes decoders (the kernel with its buffers), captures chains into graphs
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,9 @@ class Card(Protocol):
 
     def synchronize(self) -> None:
         """Wait for everything enqueued; raises what the device has to say."""
+
+    def release(self) -> None:
+        """Give back the memory of what is no longer held."""
 
     def look(self) -> dict[str, Any]:
         """Clocks, temperature, power, throttling, neighbours (see `window`)."""
@@ -181,6 +185,12 @@ class CudaCard:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.torch_device)
+
+    def release(self) -> None:
+        """Graphs and tensors may hold one another, so they are collected first."""
+        self.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def look(self) -> dict[str, Any]:
         """Through NVML."""

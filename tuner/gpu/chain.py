@@ -1,6 +1,6 @@
-"""The chain that is timed, as it is served: a writer of Q and of one KV row, decode and merge, a reader of O.
+"""The chain that is timed, as it is served: a writer of Q and of the new KV rows, decode, a reader of O.
 
-A pass is one chain on each KV set of a point, a graph is some passes. The same graph without decode and merge is the
+A pass is one chain on each KV set of a point, a graph is some passes. The same graph without decode is the
 empty chain. A graph holds for one binary, one point and its addresses; `max_splits` only changes the plan in the
 decoder's buffer, so settings that differ in nothing else share graphs.
 """
@@ -56,14 +56,14 @@ class Chains:
         return passes_of(inputs.kv_bytes, len(inputs.sets), self._policy)
 
     def empty(self, point: int) -> Graph:
-        """The chain without decode and merge."""
+        """The chain without decode."""
         version = self.points[point].version
         if self._empty.get(point, (0, None))[0] != version:
             self._empty[point] = version, self.capture(point, lambda item: None)
         return self._empty[point][1]
 
     def capture(self, point: int, launch: Callable[[KVSet], None]) -> Graph:
-        """Capture the chain around `launch`, which enqueues decode and merge on one set."""
+        """Capture the chain around `launch`, which enqueues decode on one set."""
         inputs = self.points[point]
         passes = self._passes(point)
 

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -39,22 +40,28 @@ def resolve(target: str) -> Any:
 
 
 def serve(connection: Connection, handler: Handler) -> None:
-    """Answer requests until the other end closes. An exception of the handler is an answer too."""
+    """Answer requests until the other end closes. An exception of the handler is an answer too.
+
+    Each answer tells under "idle" how many seconds went by between the one before and its own request.
+    """
+    since = time.perf_counter()
 
     def send(message: dict[str, Any]) -> None:
         connection.send_bytes(json.dumps(message, allow_nan=False).encode())
 
     while True:
         try:
-            request = json.loads(connection.recv_bytes())
+            text = connection.recv_bytes()
         except EOFError:
             return
+        idle, request = time.perf_counter() - since, json.loads(text)
         try:
             answer = {"answer": handler(request, lambda phase: send({"phase": phase}))}
         except Exception as error:
             detail = traceback.format_exc()
             answer = {"error": {"type": type(error).__name__, "message": str(error), "traceback": detail}}
-        send(answer)
+        send({**answer, "idle": round(idle, 6)})
+        since = time.perf_counter()
 
 
 def main(argv: list[str]) -> None:

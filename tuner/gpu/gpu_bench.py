@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +15,33 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
-from mjolnir.kernel.variant import Variant, infeasible
-from mjolnir.tuner.bench import CANARIES, RACED, Instance, InstanceRequest, Outcome, Race, Status, Timing, dirt
+from mjolnir.tuner.bench import (
+    CANARIES,
+    RACED,
+    Instance,
+    InstanceRequest,
+    OneByOne,
+    Outcome,
+    Race,
+    Status,
+    Timing,
+    dirt,
+)
 from mjolnir.tuner.clean_window import CleanWindow
-from mjolnir.tuner.gpu import answers
-from mjolnir.tuner.gpu.canaries import baked, stand_in
-from mjolnir.tuner.gpu.expectation import Expectation
+from mjolnir.tuner.gpu import answers, requests
 from mjolnir.tuner.gpu.measure import Policy
+from mjolnir.tuner.gpu.parts import Parts
 from mjolnir.tuner.gpu.plans import plan_digests
-from mjolnir.tuner.gpu.pool import COMPILE_SECONDS, Build, CompilePool
-from mjolnir.tuner.gpu.protocol import ChildError, Failed
-from mjolnir.tuner.gpu.supervisor import LIMITS, Backend, DeviceUnavailable, Supervisor, blame
+from mjolnir.tuner.gpu.pool import COMPILE_SECONDS, CompilePool, Need
+from mjolnir.tuner.gpu.protocol import ChildError
+from mjolnir.tuner.gpu.supervisor import Backend, DeviceUnavailable, Supervisor, backend_of, blame
 from mjolnir.tuner.workload import Workload
 
 
-class GpuBench:
+class GpuBench(OneByOne):
     """Implements `mjolnir.tuner.bench.Bench` on one GPU.
+
+    The trial that comes next is sent to the device worker while it is at the one before, if what it takes is built.
 
     Args:
         geometry, placement, workload: the problem.
@@ -39,6 +52,8 @@ class GpuBench:
         compile_seconds: limit of one compile job.
         limits: other limits than `LIMITS`.
         pool: compiles; stays open. None = one of its own.
+        judge: its processes emulate what the gate expects; stays open. None = `pool`.
+        worker: of the device, which may have been at another problem; stays open. None = one of its own.
         gate: measuring waits for its clean windows.
         backend: for tests.
 
@@ -62,31 +77,29 @@ class GpuBench:
         compile_seconds: float = COMPILE_SECONDS,
         limits: Mapping[str, float] | None = None,
         pool: CompilePool | None = None,
+        judge: CompilePool | None = None,
+        worker: Supervisor | None = None,
         gate: CleanWindow | None = None,
         backend: Backend | None = None,
     ) -> None:
         self.geometry, self.placement, self.workload = geometry, placement, workload
         self.policy = policy or Policy()
         self._folder = folder or default_folder()
-        backend = backend or Backend(options={"index": index})
-        request = {
-            "op": "open",
-            "card": backend.card,
-            "options": dict(backend.options or {}),
-            "geometry": geometry.as_dict(),
-            "placement": asdict(placement),
-            "workload": workload.as_dict(),
-            "policy": self.policy.as_dict(),
-            "folder": str(self._folder),
-        }
-        self._worker = Supervisor(backend, request, {**LIMITS, **(limits or {})})
+        self._own_worker, self._own_pool = worker is None, pool is None
+        self._worker = worker or Supervisor(backend or backend_of(index), limits)
+        self._problem = requests.opening(self._worker.backend, geometry, placement, workload, self.policy, self._folder)
         self._gate = gate
-        self._own_pool = pool is None
+        self._name = secrets.token_hex(8)
+        self._waiting: dict[int, tuple[Setting, Race | None]] = {}
         self._pool = pool or CompilePool(
-            self._folder, processes=processes, seconds=compile_seconds, target=backend.compiler, tree=backend.tree
+            self._folder,
+            processes=processes,
+            seconds=compile_seconds,
+            target=self._worker.backend.compiler,
+            tree=self._worker.backend.tree,
         )
         try:
-            facts = self._worker.open()
+            facts = self._worker.open(self._problem)
         except BaseException as error:
             self.close()
             if isinstance(error, ChildError):
@@ -95,8 +108,8 @@ class GpuBench:
         self.device = Device(**facts["device"])
         self.uuid, self.kernel = str(facts["uuid"]), Path(facts["kernel"])
         self._versions = dict(facts["environment"])
-        self._plan = self._pool.plan(self.device.arch)
-        self.submit(Setting())
+        self._parts = Parts(self._pool, geometry, self.device, judge=judge)
+        self._parts.submit_canaries(self.canaries)
 
     @property
     def environment(self) -> Mapping[str, Any]:
@@ -129,15 +142,38 @@ class GpuBench:
 
     def submit(self, setting: Setting) -> None:
         """Start compiling `setting`, and making the outputs that its gate expects."""
-        if infeasible(setting, self.geometry, self.device) is None:
-            self._pool.variant(self._variant(setting))
-            self._expect(setting)
+        self._parts.submit(setting)
 
-    def begin(self, trial: int, setting: Setting) -> None:
-        """Does nothing: this is one device, and it is busy with the trial before."""
+    def foresee(self, settings: Iterable[Setting]) -> None:
+        """See `Bench`."""
+        for setting in settings:
+            self._parts.submit(setting, Need.PERHAPS)
+
+    def begin(self, trial: int, setting: Setting, race: Race | None = None) -> None:
+        """See `Bench`; a trial waits here until the one before it is measured."""
+        self._waiting[trial] = setting, race
+
+    def begun(self, trial: int) -> bool:
+        """See `Bench`."""
+        if self._worker.sent((self._name, trial)):
+            return True
+        self._waiting.pop(trial, None)
+        return False
+
+    def _send_next(self) -> None:
+        """Send the next trial that was announced behind the one at hand, if nothing has to be waited for."""
+        trial, (setting, race) = next(iter(self._waiting.items()), (0, (None, None)))
+        if setting is None or self._gate is not None:
+            return
+        if self._parts.ready(setting):
+            asked = requests.measuring(trial, setting, self._points(race.points if race else None))
+            request = self._parts.told(asked, [setting])
+            self._worker.send(self._problem, request, (self._name, trial))
+            del self._waiting[trial]
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         """Build, check and time `setting`; see `Bench.measure`. A race is a request of its own."""
+        self._waiting.pop(trial, None)
         if race is None or not race.points:
             return self.measure_at(trial, setting, fault=fault)
         first = self.measure_at(trial, setting, fault=fault, points=race.points)
@@ -159,27 +195,19 @@ class GpuBench:
     ) -> Outcome:
         """As `measure`, at some points (None = all), for other rounds; without a trial no inputs are renewed."""
         begin = time.perf_counter()
-        build, refusal = self._build(setting, fault)
+        build, refusal = self._parts.build(setting, fault)
         serve = None
         if fault == "stale" and refusal is None:
-            serve, refusal = self._stand_in(setting)
+            serve, refusal = self._parts.stand_in(setting)
         waited = time.perf_counter() - begin
         if refusal is not None:
             return answers.refused(build, refusal, waited)
         assert build is not None
-        request = {
-            "op": "measure",
-            "trial": trial,
-            "setting": setting.as_dict(),
-            "fault": fault,
-            "serve": serve.as_dict() if serve else None,
-            "points": list(range(len(self.workload.points)) if points is None else points),
-            "rounds": rounds,
-        }
+        request = requests.measuring(trial, setting, self._points(points), rounds, fault, serve)
         plans = tuple(self.plans(setting))
         begin = time.perf_counter()
         try:
-            answer = self._ask(request, [setting], fault=fault)
+            answer = self._ask(request, [setting], fault=fault, ticket=(self._name, trial))
         except ChildError as error:
             return answers.failed(error, build, plans, waited, time.perf_counter() - begin)
         return answers.answered(answer, build, plans, waited)
@@ -204,12 +232,12 @@ class GpuBench:
         return timings
 
     def _compare(self, number: int | None, rounds: int | None) -> tuple[Timing, ...]:
-        _, refusal = self._build(Setting(), "none")
+        _, refusal = self._parts.build(Setting(), "none")
         if refusal is not None:
             raise DeviceUnavailable(f"the built-in default cannot be built: {refusal[1]}")
-        points = list(range(len(self.workload.points)))
+        request = {"op": "noise", "number": number, "points": self._points(None), "rounds": rounds}
         try:
-            answer = self._ask({"op": "noise", "number": number, "points": points, "rounds": rounds}, [])
+            answer = self._ask(request, [])
         except ChildError as error:
             raise DeviceUnavailable(f"the built-in default: {blame(error)[1]}", error.log) from error
         dirty = answer["status"] == Status.DIRTY
@@ -224,11 +252,9 @@ class GpuBench:
         for setting in request.arms:
             self.submit(setting)
         for setting in request.arms:
-            _, refusal = self._build(setting, "none")
+            _, refusal = self._parts.build(setting, "none")
             if refusal is not None:
                 return Instance(refusal[0], f"{setting}: {refusal[1]}")
-        if self._worker.process != request.process:
-            self._worker.drop()
         values = {
             "op": "instance",
             "number": request.number,
@@ -237,9 +263,14 @@ class GpuBench:
             "rounds": request.rounds,
         }
         try:
-            return answers.instance(self._ask(values, request.arms, process=request.process))
+            answer = self._ask(values, request.arms, process=(self._name, request.process))
         except ChildError as error:
-            return Instance(*blame(error))
+            return Instance(*blame(error), phases=self._worker.opening)
+        return answers.instance(answer, self._worker.opening)
+
+    def _points(self, points: Sequence[int] | None) -> list[int]:
+        """Some points, or all."""
+        return list(range(len(self.workload.points)) if points is None else points)
 
     def plans(self, setting: Setting) -> list[str]:
         """Plan digest of each point."""
@@ -247,7 +278,7 @@ class GpuBench:
 
     def binary(self, setting: Setting) -> str:
         """Key of the setting's binary, built now; empty where it cannot be."""
-        build, refusal = self._build(setting, "none")
+        build, refusal = self._parts.build(setting, "none")
         return str(build.facts["key"]) if build and refusal is None else ""
 
     def renew_process(self) -> None:
@@ -256,67 +287,25 @@ class GpuBench:
 
     def close(self) -> None:
         """End all processes. Idempotent."""
-        self._worker.close()
+        if self._own_worker:
+            self._worker.close()
         if self._own_pool:
             self._pool.close()
 
-    def _variant(self, setting: Setting, fault: str = "none") -> Variant:
-        return Variant.of(setting, self.geometry, self.device, fault=baked(fault))
-
-    def _expect(self, setting: Setting, urgent: bool = False) -> tuple[str, Any]:
-        expectation = Expectation.of(setting, self.device)
-        return expectation.name, self._pool.expected(self.geometry, expectation, urgent=urgent)
-
-    def _build(self, setting: Setting, fault: str) -> tuple[Build | None, tuple[Status, str] | None]:
-        """The binary of a setting, and why it cannot be measured, if so."""
-        reason = infeasible(setting, self.geometry, self.device)
-        if reason:
-            return None, (Status.INFEASIBLE, reason)
-        build = self._pool.variant(self._variant(setting, fault), urgent=True).result()
-        if build.failure:
-            return build, (build.failure, build.reason)
-        spilled = build.facts["spill_bytes"]
-        if spilled:
-            return build, (Status.INFEASIBLE, f"registers: the compiled code spills {spilled} bytes a thread")
-        return build, None
-
-    def _stand_in(self, setting: Setting) -> tuple[Setting | None, tuple[Status, str] | None]:
-        """A setting whose binary a canary serves for that of `setting`; or why the canary ends here."""
-        other = stand_in(setting, self.geometry, self.device)
-        builds = [self._build(each, "none") for each in (setting, other)]
-        for _, refusal in builds:
-            if refusal is not None:
-                return None, (Status.INFRASTRUCTURE, f"no canary could be built: {refusal[1]}")
-        codes = {build.facts["binary"] for build, _ in builds if build}
-        if len(codes) == 1:  # not rejected: where all binaries are alike, a stale one cannot be told
-            return None, (Status.MEASURED, f"({setting}) and ({other}) were compiled to one binary")
-        return other, None
-
     def _ask(
-        self, request: dict[str, Any], settings: Sequence[Setting], *, fault: str = "none", process: int | None = None
+        self,
+        request: dict[str, Any],
+        settings: Sequence[Setting],
+        *,
+        fault: str = "none",
+        process: tuple[str, int] | None = None,
+        ticket: Any = None,
     ) -> dict[str, Any]:
         """Ask the device worker, starting one where there is none; in a clean window, where a gate is set.
 
         Raises:
             ChildError: it failed; it has been dropped.
         """
-        expected = dict(self._expect(setting, urgent=True) for setting in (*settings, Setting()))
-        parts = {name: future.result() for name, future in expected.items()}
-        wanted = [*((setting, fault) for setting in settings), (Setting(), "none")]
-        builds = [self._pool.variant(self._variant(*each), urgent=True).result() for each in wanted]
-        for build in (self._plan.result(), *parts.values(), *builds):
-            if build.failure:
-                raise Failed(
-                    f"a part that every trial needs could not be made: {build.reason}", "expected", build.log, "Build"
-                )
-        told = {
-            **request,
-            "expected": {name: build.facts["path"] for name, build in parts.items()},
-            "binaries": [
-                {"setting": each.as_dict(), "fault": made, "key": build.facts["key"], "binary": build.facts["binary"]}
-                for (each, made), build in zip(wanted, builds, strict=True)
-            ],
-        }
-        if self._gate is None or fault != "none":
-            return self._worker.ask(told, process)
-        return self._gate.guard(lambda: self._worker.ask(told, process))
+        told = self._parts.told(request, settings, fault)
+        ask = partial(self._worker.ask, self._problem, told, process=process, ticket=ticket, behind=self._send_next)
+        return ask() if self._gate is None or fault != "none" else self._gate.guard(ask)

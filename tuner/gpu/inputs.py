@@ -47,14 +47,15 @@ _VERSIONS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class KVSet:
-    """The tensors of one launch; views of its point's buffers.
+    """The tensors of one launch; views of its point's buffers; tokens = batch * q_len.
 
     Attributes:
-        q, out: (batch, heads_q, head_dim).
+        q, out: (tokens, heads_q, head_dim).
         q_source: what the writer copies to `q`.
         k, v: (num_pages, page_size, heads_kv, head_dim), uint8.
         block_table: (batch, width) int32.
-        words, word_source: which 8-byte words of the pool the writer writes, and what: the last token of each sequence.
+        words, word_source: which 8-byte words of the pool the writer writes, and what: the last q_len tokens of each
+            sequence.
     """
 
     q: Tensor
@@ -83,8 +84,8 @@ class PointInputs:
         version: changes with each move, never used twice; addresses hold as long as it does.
         seed: of the last renewal.
         pool: all KV bytes, as 8-byte words.
-        out, q, q_source: over all sets, (sets, batch, heads_q, head_dim).
-        sink: where the reader of O puts it, (batch, heads_q, head_dim).
+        out, q, q_source: over all sets, (sets, tokens, heads_q, head_dim).
+        sink: where the reader of O puts it, (tokens, heads_q, head_dim).
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class PointInputs:
         self._offsets = [0] * sets
         self.seq_lens = torch.tensor(point.contexts, dtype=torch.int32, device=device)
         self.pool = _random_codes(sets * self._room, device, seed).view(torch.int64)
-        shape = (sets, point.batch, geometry.heads_q, geometry.head_dim)
+        shape = (sets, point.batch * geometry.q_len, geometry.heads_q, geometry.head_dim)
         dtype = DTYPES[geometry.dtype]
         self.q, self.q_source, self.out = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(3))
         self.sink = torch.zeros(shape[1:], dtype=dtype, device=device)
@@ -164,11 +165,13 @@ class PointInputs:
         return (2, *(sizes[name] for name in self._layout[1:4]), self.geometry.head_dim)
 
     def _last_words(self, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-        """Indices into `pool` of the K and V rows of each sequence's last token, all heads."""
-        last = self.seq_lens.long() - 1
-        rows = torch.nonzero(last >= 0).flatten()
-        page = table[rows, last[rows] // self.geometry.page_size].long()
-        slot = last[rows] % self.geometry.page_size
+        """Indices into `pool` of the K and V rows of each sequence's last q_len tokens, all heads."""
+        back = torch.arange(self.geometry.q_len, device=self.device)
+        tokens = self.seq_lens.long()[:, None] - 1 - back
+        rows, places = torch.nonzero(tokens >= 0, as_tuple=True)
+        token = tokens[rows, places]
+        page = table[rows, token // self.geometry.page_size].long()
+        slot = token % self.geometry.page_size
         heads = torch.arange(self.geometry.heads_kv, device=self.device)
         within = torch.arange(0, self.geometry.head_dim, WORD, device=self.device)
         parts = [

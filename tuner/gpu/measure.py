@@ -39,7 +39,7 @@ class Policy:
     empty_every: int = 1
     replay_seconds: float = 250e-6
     rotating_bytes: int = 400_000_000
-    chain: str = "write Q, write KV row, decode, merge, read O"
+    chain: str = "write Q, write KV rows, decode, read O"
     order: str = "rotating"
     clock: str = "CUDA events around one graph replay"
     execution: str = "graph"

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ START_SECONDS = 120.0
 
 COMPILER = "mjolnir.tuner.gpu.compiler:create"
 _IDLE = 1 << 30
+
+
+class Need(IntEnum):
+    """How soon a job's answer is needed; the more urgent ones are done first."""
+
+    NOW = 0
+    SOON = 1
+    PERHAPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ class CompilePool:
         self._target = target
         self._lock = threading.Lock()
         self._jobs: dict[str, Future[Build]] = {}
+        self._needs: dict[str, int] = {}
         self._queue: queue.PriorityQueue[tuple[int, int, str]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._closed = False
@@ -89,28 +99,29 @@ class CompilePool:
         for thread in self._threads:
             thread.start()
 
-    def variant(self, variant: Variant, *, urgent: bool = False) -> Future[Build]:
+    def variant(self, variant: Variant, need: Need = Need.SOON) -> Future[Build]:
         """Build a variant."""
-        return self._submit({"op": "build", "variant": variant.as_dict()}, urgent)
+        return self._submit({"op": "build", "variant": variant.as_dict()}, need)
 
     def plan(self, arch: str) -> Future[Build]:
         """Build the plan kernel of an architecture."""
-        return self._submit({"op": "plan", "arch": arch}, urgent=True)
+        return self._submit({"op": "plan", "arch": arch}, Need.NOW)
 
-    def expected(self, geometry: Geometry, expectation: Expectation, *, urgent: bool = False) -> Future[Build]:
+    def expected(self, geometry: Geometry, expectation: Expectation, need: Need = Need.SOON) -> Future[Build]:
         """Make the expected outputs of the gate's small cases."""
         job = {"op": "expected", "geometry": geometry.as_dict(), "expectation": asdict(expectation)}
-        return self._submit(job, urgent)
+        return self._submit(job, need)
 
-    def _submit(self, job: dict[str, Any], urgent: bool) -> Future[Build]:
+    def _submit(self, job: dict[str, Any], need: Need) -> Future[Build]:
         text = json.dumps({**job, "folder": str(self._folder)}, sort_keys=True)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the compile pool is closed")
-            known = text in self._jobs
             future = self._jobs.setdefault(text, Future())
-            if not known or (urgent and not future.running() and not future.done()):
-                self._queue.put((0 if urgent else 1, next(self._order), text))  # a second entry is passed over
+            waits = not future.running() and not future.done()
+            if waits and need < self._needs.get(text, _IDLE):
+                self._needs[text] = need
+                self._queue.put((need, next(self._order), text))  # an earlier entry will be passed over
         return future
 
     def _work(self) -> None:

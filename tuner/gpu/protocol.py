@@ -28,6 +28,7 @@ KILL_SECONDS = 10.0
 
 _launcher = ThreadPoolExecutor(1, thread_name_prefix="mjolnir-launch")
 # A child is bound to the life of the thread that started it, not of the process: so one lasting thread starts them all.
+_reaper = ThreadPoolExecutor(4, thread_name_prefix="mjolnir-reap")
 
 
 class ChildError(Exception):
@@ -122,11 +123,27 @@ class Child:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
-        """Send `request` and wait for its answer.
+        """Send `request` and wait for its answer; see `send` and `receive`."""
+        self.send(request)
+        return self.receive(limits)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a request; it begins when those before it are answered. A pipe that is broken shows in `receive`.
 
         Args:
             request: what the handler gets; JSON.
+        """
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send_bytes(json.dumps(request).encode())
+
+    def receive(self, limits: Mapping[str, float]) -> dict[str, Any]:
+        """Wait for the answer to the oldest request that has none.
+
+        Args:
             limits: seconds by phase; "start" holds until the first report.
+
+        Returns:
+            What the handler says, and as "idle" how many seconds the child had waited for the request.
 
         Raises:
             Hung: a phase took longer than its limit.
@@ -135,11 +152,10 @@ class Child:
         """
         phase = "start"
         try:
-            self._connection.send_bytes(json.dumps(request).encode())
             while True:
                 message = self._receive(limits[phase], phase)
                 if "answer" in message:
-                    return dict(message["answer"])
+                    return {**message["answer"], "idle": message["idle"]}
                 if "error" in message:
                     error = message["error"]
                     reason = f"{error['type']}: {error['message']}"
@@ -170,8 +186,7 @@ class Child:
 
     def kill(self) -> None:
         """End it and everything that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal()
         self._reap()
 
     def close(self) -> None:
@@ -179,6 +194,15 @@ class Child:
         self.kill()
         self._connection.close()
         self._log.close()
+
+    def leave(self) -> None:
+        """End it without waiting until it is gone: what it held on a GPU takes its time to be given back."""
+        self._signal()
+        _reaper.submit(self.close)
+
+    def _signal(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _reap(self) -> int | None:
         try:

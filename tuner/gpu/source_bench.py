@@ -19,7 +19,6 @@ from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.bench import CANARIES, Bench, Instance, Outcome, Status, dirt
 from mjolnir.tuner.gpu import answers
-from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.gpu_bench import GpuBench
 from mjolnir.tuner.gpu.pool import CompilePool
 from mjolnir.tuner.gpu.protocol import ChildError
@@ -32,34 +31,14 @@ TURN = 2
 
 
 class Build(GpuBench):
-    """One of the builds: a bench whose expected outputs another's compile processes may make.
+    """One of the builds: a bench whose rounds can be taken by turns with another's."""
 
-    Args:
-        judge: the compile processes that emulate what the gate expects; None = its own.
-        options: those of `GpuBench`.
-    """
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        placement: Placement,
-        workload: Workload,
-        *,
-        judge: CompilePool | None = None,
-        **options: Any,
-    ) -> None:
-        self._judge = judge
-        super().__init__(geometry, placement, workload, **options)
+    _process: tuple[str, int] | None = None
 
     @property
     def pool(self) -> CompilePool:
         """Its compile processes."""
         return self._pool
-
-    def _expect(self, setting: Setting, urgent: bool = False) -> tuple[str, Any]:
-        expectation = Expectation.of(setting, self.device)
-        judge = self._judge or self._pool
-        return expectation.name, judge.expected(self.geometry, expectation, urgent=urgent)
 
     def check(self, settings: Sequence[Setting]) -> Outcome:
         """Build settings, one for each point, and gate them there."""
@@ -68,7 +47,7 @@ class Build(GpuBench):
             self.submit(setting)
         builds = []
         for setting in dict.fromkeys(settings):
-            build, refusal = self._build(setting, "none")
+            build, refusal = self._parts.build(setting)
             if refusal is not None:
                 return answers.refused(build, refusal, time.perf_counter() - begin)
             assert build is not None
@@ -83,11 +62,13 @@ class Build(GpuBench):
 
     def ready(self, settings: Sequence[Setting], process: int, number: int, seed: int) -> Instance:
         """Make the arms of an instance ready in the process of that index, whose KV comes from `seed`."""
-        if self._worker.process != process:
-            self._worker.open(process, seed)
-        return answers.instance(self._ask_ready(settings, number, process))
+        self._process = self._name, process
+        self._worker.begin(self._problem, self._process, seed)
+        return answers.instance(self._ask_ready(settings, number, self._process), self._worker.opening)
 
-    def _ask_ready(self, settings: Sequence[Setting], number: int, process: int | None = None) -> dict[str, Any]:
+    def _ask_ready(
+        self, settings: Sequence[Setting], number: int, process: tuple[str, int] | None = None
+    ) -> dict[str, Any]:
         values = {"op": "ready", "number": number, "settings": [setting.as_dict() for setting in settings]}
         return self._ask(values, list(dict.fromkeys(settings)), process=process)
 
@@ -97,7 +78,8 @@ class Build(GpuBench):
         Raises:
             ChildError: the worker failed.
         """
-        return self._worker.ask({"op": "turn", "point": point, "rounds": rounds}, self._worker.process)
+        request = {"op": "turn", "point": point, "rounds": rounds}
+        return self._worker.ask(self._problem, request, process=self._process)
 
 
 @dataclass(frozen=True, slots=True)

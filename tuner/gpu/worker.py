@@ -51,7 +51,8 @@ class Worker:
 
     - "open": "card" (`module:function` that makes it) with "options", "geometry", "placement", "workload", "policy",
       "folder" of the compile cache, "seed" of the KV contents, "lock_seconds" (None: the lock is another's to hold).
-      Answers with facts of the device, and with the folder that the kernel came from.
+      Answers with facts of the device, and with the folder that the kernel came from. Asked again, it is for another
+      problem: what was there for the one before is given back.
     - "measure": gate "setting" (with "fault"), then time it against the default at "points" for "rounds" rounds.
       "trial" renews a rotating point, None renews nothing. "expected": the cases' outputs by name.
     - "noise": time the default against itself; on a fresh instance seeded by "number", or as it is where that is None.
@@ -81,16 +82,25 @@ class Worker:
     def _open(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         from mjolnir.tuner.gpu.session import Session
 
+        begin = time.perf_counter()
+        if self._session is not None:  # another problem: what lies on the card has to make room
+            card, self._session = self._session.card, None
+            card.release()
         geometry = Geometry.from_dict(spec["geometry"])
         card = resolve(spec["card"])(spec["options"], geometry, Path(spec["folder"]))
-        if spec["lock_seconds"] is not None:
+        if self._lock is None and spec["lock_seconds"] is not None:
             self._lock = hold(card.uuid, spec["lock_seconds"])
         placement, workload = Placement(**spec["placement"]), Workload.from_dict(spec["workload"])
         self._session = Session(card, geometry, placement, workload, Policy(**spec["policy"]), spec["seed"])
         device = card.device
         facts = {"arch": device.arch, "name": device.name, "sm_count": device.sm_count, "mig": device.mig}
-        place = str(Path(str(kernel.__file__)).parent)
-        return {"device": facts, "uuid": card.uuid, "environment": card.environment(), "kernel": place}
+        return {
+            "device": facts,
+            "uuid": card.uuid,
+            "environment": card.environment(),
+            "kernel": str(Path(str(kernel.__file__)).parent),
+            "seconds": time.perf_counter() - begin,
+        }
 
 
 def hold(uuid: str, seconds: float) -> BaseFileLock:
@@ -238,15 +248,16 @@ def instance(session: Session, request: Mapping[str, Any], report: Report) -> di
     from mjolnir.tuner.gpu.gate import summary
     from mjolnir.tuner.gpu.session import seed_of
 
-    points = list(request["points"])
-    report("inputs")
+    points, phases = list(request["points"]), Phases(report)
+    phases("inputs")
     session.expect(request["binaries"])
     for point in points:
         session.inputs(point, seed_of("instance", session.seed, request["number"], point), move=True)
-    report("gate")
+    phases("gate")
     arms: list[Arm] = []
     made: list[dict[str, Any]] = []
     correctness: dict[str, Any] = {"kv_seed": session.seed, "arms": made}
+    told: dict[str, Any] = {"correctness": correctness, "phases": phases.seconds}
     for number, values in enumerate(request["arms"]):
         setting = Setting.from_dict(values)
         checks: dict[str, list[Check]] = {"cases": session.gate_binary(setting, request["expected"])}
@@ -258,22 +269,24 @@ def instance(session: Session, request: Mapping[str, Any], report: Report) -> di
         made.append(summary(checks))
         failed = _failure([check for kind in checks.values() for check in kind])
         if failed:
-            reason = f"arm {number} ({setting}): {failed.reason}"
-            spoiled = session.spoiled()
-            return {"status": str(failed.status), "reason": reason, "correctness": correctness, "spoiled": spoiled}
+            reason, spoiled = f"arm {number} ({setting}): {failed.reason}", session.spoiled()
+            phases.end()
+            return {**told, "status": str(failed.status), "reason": reason, "spoiled": spoiled}
         made[-1]["bitwise"] = session.bitwise(arms[-1], points)
-    report("measure")
+    phases("measure")
     try:
         blocks = session.time(arms, points, request["rounds"])
     except TimingError as error:
-        return {"status": str(Status.NAN), "reason": str(error), "correctness": correctness}
+        return {**told, "status": str(Status.NAN), "reason": str(error)}
+    finally:
+        phases.end()
     dirty = dirt(blocks)
     whole = {"before": blocks[0].window["before"], "after": blocks[-1].window["after"], "dirty": dirty}
     return {
+        **told,
         "status": str(Status.DIRTY if dirty else Status.MEASURED),
         "reason": f"the window was dirty: {dirty}" if dirty else "",
         "samples": [block.net for block in blocks],
-        "correctness": correctness,
         "window": {**whole, "points": [dict(block.window) for block in blocks]},
     }
 

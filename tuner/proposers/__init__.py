@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mjolnir.tuner.options import PROPOSERS
 from mjolnir.tuner.space import Coordinates, Space
@@ -60,6 +60,14 @@ class Proposer(Protocol):
 
         It has none when it failed, or was raced and so is known to be slow: None stands behind every value.
         """
+
+
+@runtime_checkable
+class Foresight(Protocol):
+    """A proposer that can tell what it may propose soon, so that it is compiled by then."""
+
+    def likely(self, bucket: int, number: int, taken: Set[Coordinates]) -> Sequence[Coordinates]:
+        """The most likely answers to the asks that follow, likeliest first; as for `Proposer.ask`."""
 
 
 def make(

@@ -7,7 +7,7 @@ Values are logarithms of ratios, cut at `CUT` above the best: how slow a slow se
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,9 @@ FIRST_FIT, GROWTH = 8, 1.25
 
 CANDIDATES = 2048
 """Settings that an ask judges; a larger space is sampled."""
+
+LIKELY = 4
+"""Settings of a bucket that may be proposed soon."""
 
 DEVIATIONS = 2.0
 """How optimistic `Gain.optimistic` is."""
@@ -83,6 +86,15 @@ class GpProposer:
         if judged is None:
             return None
         return Gain(float(judged.belief.improvement.max()), judged.belief.optimistic_gap(DEVIATIONS))
+
+    def likely(self, bucket: int, number: int, taken: Set[Coordinates]) -> Sequence[Coordinates]:
+        """See `Foresight`: what is left of the star, then the settings of the largest expected improvement."""
+        left = [coordinates for coordinates in self._star if coordinates not in taken]
+        judged = None if left else self._judge(bucket, number, taken)
+        if judged is None:
+            return left
+        best = judged.belief.improvement.argsort()[::-1][:LIKELY]
+        return [judged.settings[place] for place in best.tolist()]
 
     def tell(self, bucket: int, coordinates: Coordinates, value: float | None) -> None:
         """See `Proposer`."""

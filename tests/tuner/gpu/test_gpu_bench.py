@@ -6,18 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mjolnir.kernel.geometry import Placement
+from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.bench import CANARIES, RACED, REJECTED, Bench, InstanceRequest, Status, Timing
 from mjolnir.tuner.gpu import DeviceUnavailable, GpuBench
 from mjolnir.tuner.gpu.expectation import Expectation
-from mjolnir.tuner.gpu.supervisor import Backend
+from mjolnir.tuner.gpu.supervisor import Backend, Supervisor, backend_of
+from mjolnir.tuner.workload import Workload, uniform
 from tests.fakes.compiler import CRASHES, FAILS, HANGS, SPILLS
 from tests.tuner.gpu.conftest import GEOMETRY, POLICY, WORKLOAD
 
@@ -31,7 +34,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gpu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
 
-        def bench(**options: Any) -> GpuBench:
+        def bench(
+            workload: Workload = WORKLOAD,
+            geometry: Geometry = GEOMETRY,
+            worker: Supervisor | None = None,
+            **options: Any,
+        ) -> GpuBench:
             backend = Backend(
                 card="tests.fakes.gpu:create",
                 options={"journal": str(folder / "journal"), "trouble": TROUBLE, **options},
@@ -39,8 +47,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gpu
                 compiler="tests.fakes.compiler:create",
             )
             return GpuBench(
-                GEOMETRY, Placement(), WORKLOAD, folder=folder, policy=POLICY, processes=1, compile_seconds=2.0,
-                limits=LIMITS, backend=backend,
+                geometry, Placement(), workload, folder=folder, policy=POLICY, processes=1, compile_seconds=2.0,
+                limits=LIMITS, backend=backend, worker=worker,
             )  # fmt: skip
 
         yield bench
@@ -144,6 +152,62 @@ def test_a_worker_whose_inputs_were_written_to_is_replaced(bench: GpuBench) -> N
     assert bench.measure(6, Setting()).status is Status.MEASURED
 
 
+def test_the_next_trial_lies_with_the_worker_before_the_one_at_hand_is_answered(bench: GpuBench) -> None:
+    settings = {number: Setting(kv_stages=3, max_splits=splits) for number, splits in enumerate((2, 4), 20)}
+    for setting in settings.values():
+        bench.binary(setting)
+    for number, setting in settings.items():
+        bench.begin(number, setting)
+    bench.measure(20, settings[20])
+    assert bench.begun(21)
+    time.sleep(0.3)
+    assert bench.measure(21, settings[21]).facts["idle_ms"] < 100  # 300 ms went by on this side
+    assert not bench.begun(22)
+
+
+def test_a_worker_that_dies_takes_nothing_with_it_that_was_sent_ahead(bench: GpuBench) -> None:
+    killed, after = Setting(l2_prefetch=3), Setting(kv_stages=3)
+    for setting in (killed, after):
+        bench.binary(setting)
+    bench.begin(31, after)
+    assert bench.measure(30, killed).status is Status.INFRASTRUCTURE
+    assert not bench.begun(31)
+    outcome = bench.measure(31, after)
+    assert (outcome.status, outcome.binary) == (Status.MEASURED, bench.binary(after))
+
+
+def test_what_was_sent_ahead_and_is_not_wanted_any_more_is_left_out(bench: GpuBench) -> None:
+    unwanted = Setting(kv_stages=3, max_splits=16)
+    bench.binary(unwanted)
+    bench.begin(41, unwanted)
+    bench.measure(40, Setting())
+    assert bench.begun(41)
+    assert {timing.point for timing in bench.noise(1)} == {0, 1, 2}
+    assert bench.measure(42, Setting()).status is Status.MEASURED
+    taken = bench.instance(InstanceRequest(91, 1, (0,), (unwanted, Setting())))
+    assert set(taken.phases) == {"wait", "open", "inputs", "gate", "measure"}
+
+
+def test_problems_take_turns_with_a_worker_and_share_its_fresh_processes(
+    make: Callable[..., GpuBench], bench: GpuBench
+) -> None:
+    other, worker = Workload("other", (uniform(2, 64),)), bench._worker
+    second = make(workload=other, geometry=replace(GEOMETRY, q_len=2), worker=worker, uuid="GPU-shared")
+    arms = (Setting(kv_stages=3), Setting())
+    pids = []
+    for process in (101, 101, 102):
+        for each, number in ((bench, 5), (second, 7)):
+            taken = each.instance(InstanceRequest(process + number, process, (0,), arms))
+            assert taken.status is Status.MEASURED, taken
+            pids.append(worker.pid)
+    assert pids[0] == pids[1] == pids[2] == pids[3] != pids[4] == pids[5]
+    second.measure(50, Setting())
+    second.close()
+    assert worker.pid == pids[5]
+    bench.instance(InstanceRequest(107, 200, (0,), arms))  # a search went through that process: it is not fresh
+    assert worker.pid != pids[5]
+
+
 class FirstPoint:
     """A race at point 0 that everybody wins, or nobody."""
 
@@ -238,3 +302,12 @@ def test_a_campaigns_worth_on_the_gpu(tmp_path: Path) -> None:
         assert min(ns for point in taken.samples for arm in point for ns in arm) > 0
     finally:
         bench.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "index", "seen"),
+    [(None, 1, "1"), ("", 0, "0"), ("2,3", 1, "3"), ("GPU-a, GPU-b", 1, "GPU-b"), ("MIG-x", 0, "MIG-x")],
+)
+def test_a_worker_sees_its_own_device_alone(shown: str | None, index: int, seen: str) -> None:
+    made = backend_of(index, {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
+    assert (made.options, made.environment) == ({"index": 0}, {"CUDA_VISIBLE_DEVICES": seen})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,26 @@ def test_the_writer_writes_the_last_token_of_each_sequence(placement: Placement,
         changed = (inputs.pool != before).sum()
         assert changed <= len(item.words)
         inputs.pool.copy_(before)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_several_query_tokens_have_rows_of_their_own_in_queries_outputs_and_cache(placement: Placement) -> None:
+    geometry = replace(GEOMETRY, q_len=3)
+    inputs = PointInputs(geometry, placement, Point(4, (130, 0, 65, 2)), width=14, sets=2, device="cpu", seed=5)
+    inputs.renew(1, move=True)
+    assert inputs.q.shape == inputs.out.shape == (2, 12, geometry.heads_q, geometry.head_dim)
+    out, allowed = inputs.reference()
+    assert out.shape == allowed.shape == inputs.out.shape
+    assert out[:, 3:6].eq(0).all()  # the sequence without tokens
+    item = inputs.sets[0]
+    assert len(item.words) == len(set(item.words.tolist())) == (3 + 3 + 2) * 2 * 2 * geometry.head_dim // 8
+    inputs.pool.index_fill_(0, item.words, 0)
+    for row, tokens in ((0, (129, 128, 127)), (2, (64, 63, 62)), (3, (1, 0))):
+        for token in tokens:
+            page = item.block_table[row, token // 16]
+            assert (item.k[page, token % 16] == 0).all()
+            assert (item.v[page, token % 16] == 0).all()
+    assert (item.k[item.block_table[0, 126 // 16], 126 % 16] != 0).any()
 
 
 def test_all_values_are_finite_and_sets_differ() -> None:

@@ -17,7 +17,7 @@ from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.gpu.compiler import EXPECTED_BY, cases_of, expected_outputs, load_expected, variant_of
 from mjolnir.tuner.gpu.expectation import Expectation
-from mjolnir.tuner.gpu.pool import CompilePool
+from mjolnir.tuner.gpu.pool import CompilePool, Need
 from tests.fakes.compiler import CRASHES, FAILS, HANGS
 from tests.fakes.gpu import DEVICE
 from tests.kernel.reached import reached
@@ -54,13 +54,13 @@ def test_one_compiler_going_wrong_leaves_the_others_alone(pool: CompilePool) -> 
 
 def test_equal_jobs_share_one_answer(pool: CompilePool) -> None:
     first = pool.variant(variant(0, max_splits=2))
-    assert pool.variant(variant(0, max_splits=64), urgent=True) is first
+    assert pool.variant(variant(0, max_splits=64), need=Need.NOW) is first
     assert pool.variant(variant(0, max_splits=1)) is not first
 
 
 def test_closing_cancels_what_has_not_begun(tmp_path: Path) -> None:
     pool = CompilePool(tmp_path, processes=1, target="tests.fakes.compiler:create")
-    running = pool.variant(variant(HANGS), urgent=True)
+    running = pool.variant(variant(HANGS), need=Need.NOW)
     while not running.running():
         pass
     waiting = pool.variant(variant(0))

@@ -41,9 +41,20 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 
 def test_answers_and_has_a_session_of_its_own(child: Child) -> None:
-    assert child.ask({"op": "echo", "n": 1}, LIMITS) == {"echo": {"op": "echo", "n": 1}}
+    answer = child.ask({"op": "echo", "n": 1}, LIMITS)
+    assert (answer["echo"], answer["idle"] >= 0) == ({"op": "echo", "n": 1}, True)
     assert child.ask({"op": "echo", "n": 2}, LIMITS)["echo"]["n"] == 2
     assert os.getsid(child.pid) == child.pid != os.getsid(0)
+
+
+def test_what_was_sent_ahead_is_answered_in_order_without_a_wait(child: Child) -> None:
+    child.ask({"op": "echo"}, LIMITS)
+    time.sleep(0.3)
+    child.send({"op": "phases", "phases": ["a"], "seconds": 0.2, "n": 1})
+    child.send({"op": "echo", "n": 2})
+    first, second = child.receive(LIMITS), child.receive(LIMITS)
+    assert [answer["echo"]["n"] for answer in (first, second)] == [1, 2]
+    assert first["idle"] >= 0.3 > 0.1 > second["idle"]
 
 
 def test_each_phase_has_its_own_time(child: Child) -> None:

@@ -16,7 +16,7 @@ from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant, resolve
-from mjolnir.tuner.bench import CANARIES, Outcome, Race, Status, Timing
+from mjolnir.tuner.bench import CANARIES, OneByOne, Outcome, Race, Status, Timing
 from mjolnir.tuner.gpu import recorder
 from mjolnir.tuner.gpu.plans import plan_digests
 from mjolnir.tuner.gpu.recorder import COARSE, RECORDER_POLICY, Recorded, estimate, in_order, record
@@ -28,7 +28,7 @@ GEOMETRY = Geometry(32, 8)
 GRID = {"ctas_per_sm": (1, 2), "kv_stages": (0, 4), "max_splits": (0, 1, 4, 128)}
 
 
-class Bench:
+class Bench(OneByOne):
     """Measures by formula."""
 
     simulated = False
@@ -93,9 +93,6 @@ class Bench:
             phases={"gate": 0.1 * len(chosen), "measure": 1.0 * len(chosen)},
             **common,
         )
-
-    def begin(self, trial: int, setting: Setting) -> None:
-        raise AssertionError("a recorder announces nothing")
 
     def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
         raise AssertionError("the recorder renews no inputs")

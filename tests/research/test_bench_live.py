@@ -1,0 +1,168 @@
+"""What exported live runs say of their devices, and the comparison of two of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mjolnir.kernel.knobs import Setting
+from mjolnir.research import devices
+from mjolnir.research.answer import Failure
+from mjolnir.research.bench.live import compare, live
+from mjolnir.research.bodies import campaign_body
+from mjolnir.research.findings import device_lines
+from mjolnir.research.request import Request
+from mjolnir.research.summary import summarize
+from mjolnir.tuner import coordinator
+from mjolnir.tuner.bench import Bench, Instance, InstanceRequest, Outcome, Race
+from mjolnir.tuner.fleet import FleetBench
+from mjolnir.tuner.journal import MemoryJournal
+from mjolnir.tuner.options import Options
+from mjolnir.tuner.recording import Recording
+from mjolnir.tuner.replay import ReplayBench
+from tests.fakes.fleet import SlowBench
+from tests.tuner.conftest import WINNER, gain, modelled  # noqa: F401
+
+OPTIONS = Options(trials=16, minutes=60, proposer="random", noise=4, enqueued=(WINNER,), depth=8)
+IDLE = {"cuda:0": 0.25, "cuda:1": 0.75}
+
+
+class Device(SlowBench):
+    """A card that is slower than the recorded one by a factor, and says how long it waited."""
+
+    def __init__(self, recording: Recording, name: str, factor: float = 1.0) -> None:
+        super().__init__(recording, 0.05)
+        self._name, self._factor = name, factor
+
+    def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
+        outcome = super().measure(trial, setting, fault, race)
+        slower = tuple(
+            replace(
+                timing,
+                candidate=tuple(round(self._factor * ns) for ns in timing.candidate),
+                baseline=tuple(round(self._factor * ns) for ns in timing.baseline),
+                empty=tuple(round(self._factor * ns) for ns in timing.empty),
+            )
+            for timing in outcome.timings
+        )
+        phases = {"compile": 0.0, "gate": 0.01, "measure": 0.03}
+        return replace(outcome, timings=slower, phases=phases, facts={**outcome.facts, "idle_ms": IDLE[self._name]})
+
+    def instance(self, request: InstanceRequest) -> Instance:
+        return replace(super().instance(request), phases={"open": 1.5, "measure": 0.1})
+
+
+def records(bench: Bench, options: Options = OPTIONS, simulated: bool = False) -> list[Any]:
+    journal = MemoryJournal("live")
+    journal.append("campaign", {**campaign_body(Request(), bench, options), "simulated": simulated})
+    journal.append("epoch", {"epoch": "e1"})
+    coordinator.run(bench, journal, options)
+    bench.close()
+    return journal.records
+
+
+@pytest.fixture(scope="module")
+def both(gain: Recording) -> list[Any]:  # noqa: F811
+    return records(FleetBench({"cuda:0": Device(gain, "cuda:0"), "cuda:1": Device(gain, "cuda:1", 1.02)}))
+
+
+@pytest.fixture(scope="module")
+def one(gain: Recording) -> list[Any]:  # noqa: F811
+    return records(FleetBench({"cuda:0": Device(gain, "cuda:0")}))
+
+
+def save(folder: Path, made: list[Any]) -> Path:
+    folder.mkdir()
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made))
+    return folder
+
+
+def test_the_devices_are_told_apart(both: list[Any]) -> None:
+    found = devices.live(both)
+    assert found is not None
+    assert found == summarize(both)["live"]
+    assert found["trials"] == 16
+    assert sum(device["trials"] for device in found["devices"].values()) == 16
+    assert {name: device["idle_ms"] for name, device in found["devices"].items()} == IDLE
+    second = found["devices"]["cuda:1"]
+    assert list(second["offset"].values()) == pytest.approx([0.02] * 3, abs=0.01)
+    assert set(found["devices"]["cuda:0"]["offset"].values()) == {0.0}
+    assert set(second["noise"]) == {"1x4096", "1x16384", "32x4096"}
+    assert found["trials_per_minute"] == pytest.approx(60 * 16 / found["seconds"], rel=0.01)
+    busy = {name: device["trials"] * 0.04 / found["seconds"] for name, device in found["devices"].items()}
+    assert found["busy_share"] == pytest.approx(sum(busy.values()) / 2, rel=0.01)
+    assert found["minutes_300"] is None
+    assert found["process_seconds"] == {"open": 1.5, "measure": 0.1}
+    assert found["processes"] == len({r["body"]["process"] for r in both if "process" in r["body"]})
+
+
+def test_the_first_300_trials_are_timed_by_the_campaigns_clock(one: list[Any], tmp_path: Path) -> None:
+    trials = [record for record in one if record["kind"] == "trial"]
+    first = trials[0]["body"]["clock"]
+    many = [
+        {**trials[n % 16], "body": {**trials[n % 16]["body"], "trial": n + 1, "clock": first + 0.5 * n}}
+        for n in range(310)
+    ]
+    told = live(save(tmp_path / "many", [record for record in one if record["kind"] != "trial"] + many), None)
+    assert told.data["figures"]["live_minutes_300"] == round((0.5 * 299 + 0.04) / 60, 3)
+
+
+def test_the_findings_say_how_busy_the_devices_were(both: list[Any], one: list[Any]) -> None:
+    first, *others = device_lines(summarize(both))
+    assert re.fullmatch(r"Search: \d+ trials/min; device busy \d+% of it, idle for 0\.\d+ ms between trials\.", first)
+    assert [line.split(": ")[0] for line in others] == ["  cuda:0", "  cuda:1"]
+    apart = re.search(r"by \+([\d.]+)% at most", others[1])
+    assert apart
+    assert 1.0 <= float(apart[1]) <= 3.0
+    assert len(device_lines(summarize(one))) == 1
+
+
+def test_a_second_device_is_compared_with_one(both: list[Any], one: list[Any], tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    out.write_text(json.dumps({"figures": {"rows_promoted": 3}, "table": "kept"}))
+    told = live(save(tmp_path / "both", both), save(tmp_path / "one", one), out)
+    figures = told.data["figures"]
+    assert figures["speed_up"] > 1.3
+    assert (figures["same_winners"], figures["buckets"]) == (2, 2)
+    assert 0.25 <= figures["device_idle_ms"] <= 0.75
+    kept = json.loads(out.read_text())
+    assert kept["figures"] == {**figures, "rows_promoted": 3}
+    assert kept["table"] == "kept"
+    assert kept["winners"]["1"]["winners"][0]["setting"] == WINNER.as_dict()
+
+
+def test_other_winners_are_the_same_only_within_the_noise(both: list[Any]) -> None:
+    def changed(ratio: float) -> dict[str, Any]:
+        certificate = {"ratio_default": {"value": ratio, "low": ratio, "high": ratio}}
+        body = {
+            "bucket": 1,
+            "setting": Setting(kv_stages=2).as_dict(),
+            "decision": "promote",
+            "certificate": certificate,
+        }
+        last = [{"kind": "promotion", "tag": "live", "body": body}]
+        return compare(both, [*both, *last])["1"]
+
+    first = compare(both, both)["1"]
+    assert first["same"]
+    low, high = first["winners"][0]["ratio"]["low"], first["winners"][0]["ratio"]["high"]
+    assert changed((low + high) / 2)["same"]
+    assert changed(high * (1 + first["floor"]))["same"]
+    assert not changed(high * (1 + 3 * first["floor"]))["same"]
+
+
+def test_what_is_no_live_run_is_refused(gain: Recording, both: list[Any], tmp_path: Path) -> None:  # noqa: F811
+    replayed = records(ReplayBench(gain), simulated=True)
+    assert devices.live(replayed) is None
+    with pytest.raises(Failure, match="is no live run"):
+        live(save(tmp_path / "replay", replayed), None)
+    with pytest.raises(Failure, match="holds no exported run"):
+        live(tmp_path / "nothing", None)
+    other = [{**r, "body": {**r["body"], "geometry": {}}} if r["kind"] == "campaign" else r for r in both]
+    with pytest.raises(Failure, match="differ in their geometry"):
+        live(save(tmp_path / "a", both), save(tmp_path / "b", other))

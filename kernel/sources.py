@@ -9,6 +9,7 @@ from pathlib import Path
 DEVICE_SOURCES = (
     "device.py",
     "engine.py",
+    "engines/consumer.py",
     "engines/decode.py",
     "engines/lazy_softmax.py",
     "engines/masking.py",

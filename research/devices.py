@@ -34,7 +34,7 @@ def live(records: Sequence[Record]) -> dict[str, Any] | None:
     """
     campaign = next((record["body"] for record in reversed(records) if record["kind"] == "campaign"), None)
     trials = [record["body"] for record in records if record["kind"] == "trial"]
-    if campaign is None or campaign["simulated"] or not trials:
+    if campaign is None or campaign["simulated"] or campaign.get("sources") or not trials:
         return None
     epoch = trials[-1].get("epoch")
     trials = [body for body in trials if body.get("epoch") == epoch]

@@ -1,7 +1,7 @@
 """The decode kernel: each CTA walks its run of the plan, a ring flowing across item borders.
 
-One warp loads tiles, four compute. What they compute with is the engine's `Consumer`; which items and tiles, in what
-order, and where the results go is the same for all engines.
+One warp loads tiles, four or eight compute. What they compute with is the engine's `Consumer`; which items and tiles,
+in what order, and where the results go is the same for all engines.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from mjolnir.kernel.engines.query import LINE_BYTES, Query
 from mjolnir.kernel.engines.ring import Barriers, Pool, Ring
 from mjolnir.kernel.geometry import TILE
 from mjolnir.kernel.variant import Variant, warpgroup_registers
-
-FEW_SEQUENCES = 8
-"""Up to so many sequences, each has the block-table entries of several CTAs in its row's first 4 KB."""
 
 
 class Decode:
@@ -111,8 +108,6 @@ class Decode:
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
         self._touch_lengths(operands)
-        if number == self.warps:
-            self._touch_table(operands)
         begin, stop = self._run(operands)
         if number >= self.warps:
             if cutlass.const_expr(self.registers[0] > 0):
@@ -131,19 +126,6 @@ class Decode:
         if first < cute.size(operands.lengths):
             ptx.touch_global((operands.lengths.iterator + first).toint())
             ptx.touch_global((operands.tiles.iterator + first).toint())
-
-    @cute.jit
-    def _touch_table(self, operands: Operands) -> None:
-        """Bring the block-table entries that this CTA begins with into L1, if sequences are few and alike.
-
-        Which sequence it begins with the cuts will tell; where it is another one, nothing is lost.
-        """
-        batch, width = cute.size(operands.lengths), cute.size(operands.table, mode=[1])
-        cta, _, _ = cute.arch.block_idx()
-        entry = cute.arch.lane_idx() * (LINE_BYTES // 4)
-        if batch <= FEW_SEQUENCES and entry < width:
-            sequence = cta * batch // (cute.size(operands.cuts, mode=[0]) - 1)
-            ptx.touch_global(operands.table[sequence, None].iterator.toint() + entry * 4)
 
     @cute.jit
     def _touch(self, operands: Operands, number: Int32) -> None:

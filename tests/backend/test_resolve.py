@@ -92,7 +92,7 @@ def test_nothing_is_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resolve, "is_capturing", lambda: True)
     assert ours.get(1, 1, True) is ready
     assert ours.get(2, 1, True) is ready
-    with pytest.raises(RuntimeError, match=r"the kernel for NVIDIA H200.*q=3.*batch<=1 \(warp: .*kv_stages=0"):
+    with pytest.raises(RuntimeError, match=r"the kernel for NVIDIA H200.*q=3.*batch<=1 \(wgmma: .*kv_stages=0"):
         ours.get(1, 3, True)
     monkeypatch.setattr(resolve, "is_capturing", lambda: False)
     ours.precompile((3,), (True,))

@@ -87,7 +87,7 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-BASE = Setting(ctas_per_sm=1, kv_stages=3)
+BASE = Setting(ctas_per_sm=1, kv_stages=4)
 """Leaves room for every other value of some knob."""
 
 

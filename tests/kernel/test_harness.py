@@ -58,7 +58,7 @@ def test_compile_only_reports_resources(
     ("geometry", "more", "engine"),
     [
         ("32/8xd128,page=16,q=4,causal=no", ["--engine", "warp"], "engine warp (16 rows an item, 1 a KV head)"),
-        ("24/4xd256,query=fp8,dtype=f16", ["--host", "aarch64"], "engine warp (6 rows an item, 1 a KV head)"),
+        ("24/4xd256,query=fp8,dtype=f16", ["--host", "aarch64"], "engine wgmma (6 rows an item, 1 a KV head)"),
     ],
 )
 def test_every_kind_of_problem_compiles(

@@ -19,7 +19,7 @@ SPACE = Space(Geometry(32, 8), H200)
 
 def loss(coordinates: Coordinates) -> float:
     """A smooth valley over the space."""
-    target = (28, 3, 1, 4, 1)
+    target = (18, 3, 1, 4, 1)
     spans = [len(dimension.values) for dimension in SPACE.dimensions]
     return 1 + sum(((a - b) / span) ** 2 for a, b, span in zip(coordinates, target, spans, strict=True))
 

@@ -22,7 +22,7 @@ from tests.kernel.engines.machine_code import SMALL, Compiler
 pytest.importorskip("cutlass", reason="the extra `dsl` is not installed")
 DEFAULT = Setting()
 CHANGED = Setting(ctas_per_sm=1, kv_stages=2, consumer_warps=8, pdl=1, l2_prefetch=2, kv_evict_first=0)
-ALONE = Setting(ctas_per_sm=1, kv_stages=5)
+ALONE = Setting(ctas_per_sm=1, kv_stages=4)
 """With one CTA per SM every knob can be changed alone."""
 
 EVERYWHERE = pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,10 @@ class Stub:
 
     made: list[Stub]
 
-    def __init__(self, target: str, *, environment: Mapping[str, str] | None = None, nice: int = 0) -> None:
+    def __init__(
+        self, target: str, *, environment: Mapping[str, str] | None = None, nice: int = 0, tree: Path | None = None
+    ) -> None:
+        assert tree is None
         self.pid = len(self.made)
         self.environment, self.nice = environment, nice
         self.asked: list[Mapping[str, Any]] = []

@@ -15,7 +15,7 @@ from mjolnir.kernel.geometry import Placement
 from mjolnir.research.answer import Answer, asked
 from mjolnir.research.explain import find_device
 from mjolnir.research.serving.config import Serving, kinds
-from mjolnir.research.serving.model import CONFIG, read_config
+from mjolnir.research.serving.model import read_config
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,8 +45,7 @@ def explain_model(question: Question, defaults: Defaults) -> Answer:
         UsageFailure: the config cannot be read or understood, an unknown device, or knobs that cannot run there.
     """
     device = find_device(question.device, [row for table in defaults.tables for row in table.rows])
-    folder = question.model.parent if question.model.name == CONFIG else question.model
-    config = read_config(folder)
+    config = read_config(question.model)
     most = max(1, question.serving.max_num_seqs)
     with asked(f"--model {question.model}"):
         found = {

@@ -39,8 +39,8 @@ def load(path: Path, tensor_parallel: int = 1) -> Geometry:
         config = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise UsageFailure(f"--model {path}: cannot be read ({error.strerror}); give a local config.json") from error
-    except ValueError as error:
-        raise UsageFailure(f"--model {file} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageFailure(f"--model {file} is not JSON that can be read: {error}") from error
     if not isinstance(config, dict):
         raise UsageFailure(f"--model {file} is a JSON {type(config).__name__}, expected an object")
     try:

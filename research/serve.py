@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mjolnir.backend.eligibility import refusal
-from mjolnir.backend.settings import Settings
+from mjolnir.backend.fallback import ORDER
+from mjolnir.backend.overrides import Overrides
+from mjolnir.backend.settings import Settings, unknown
 from mjolnir.research.answer import Answer, MissingFailure, UsageFailure, asked
 from mjolnir.research.serving.config import Serving, kinds
 from mjolnir.research.tell import tell
@@ -97,6 +99,7 @@ def plan_of(model: str, arguments: Sequence[str], environ: Mapping[str, str]) ->
     given = options(arguments)
     with asked():
         settings = Settings.read(environ)
+        Overrides.read(environ)
     more: list[str] = []
     if "--attention-backend" not in given:
         more += ["--attention-backend", "CUSTOM"]
@@ -104,7 +107,7 @@ def plan_of(model: str, arguments: Sequence[str], environ: Mapping[str, str]) ->
         more += ["--kv-cache-dtype", "fp8"]
     variables = {} if environ.get(LAYOUT) else {LAYOUT: "HND"}
     command = (sys.executable, *entry(), model, *arguments, *more)
-    warnings, notes = list(_not_chosen(given, settings)), []
+    warnings, notes = [*_not_chosen(given, settings), *_not_known(environ, settings)], []
     config = find_config(model)
     if config is None:
         notes.append(f"{model} has no config.json here yet, so whether Mjolnir serves it is only known at its start")
@@ -128,6 +131,13 @@ def _not_chosen(given: Mapping[str, str], settings: Settings) -> Iterator[str]:
         yield f"--attention-backend {backend} is not Mjolnir's; leave it out, or name CUSTOM"
     if settings.disable:
         yield "MJOLNIR_ATTN_DISABLE is set: everything runs on the fallback"
+
+
+def _not_known(environ: Mapping[str, str], settings: Settings) -> Iterator[str]:
+    for name in unknown(environ):
+        yield f"{name} is no setting of this version; the README lists them"
+    if settings.fallback and settings.fallback.upper() not in ORDER:
+        yield f"MJOLNIR_ATTN_FALLBACK = {settings.fallback} is none of {', '.join(ORDER)}; vLLM has to know it"
 
 
 def refusals(config: Mapping[str, Any], serving: Serving) -> Iterator[str]:
@@ -201,7 +211,7 @@ def find_config(model: str) -> Mapping[str, Any] | None:
         path = cached
     try:
         config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageFailure(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise UsageFailure(f"{path} is a JSON {type(config).__name__}, expected an object")

@@ -117,19 +117,21 @@ def weights(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
     return made
 
 
-def read_config(folder: Path) -> Mapping[str, Any]:
-    """The config of a model in a local folder.
+def read_config(place: Path) -> Mapping[str, Any]:
+    """The config of a local model: the file itself, or `config.json` of a folder.
 
     Raises:
         UsageFailure: there is none, or it is no JSON object.
     """
-    path = folder / CONFIG
+    path = place if place.is_file() else place / CONFIG
     try:
         config = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise UsageFailure(f"{path}: cannot be read ({error.strerror}); name the folder of a local model") from error
-    except ValueError as error:
-        raise UsageFailure(f"{path} is not JSON: {error}") from error
+        raise UsageFailure(
+            f"{path}: cannot be read ({error.strerror}); name the folder of a local model, or its {CONFIG}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageFailure(f"{path} is not JSON that can be read: {error}") from error
     if not isinstance(config, dict):
         raise UsageFailure(f"{path} is a JSON {type(config).__name__}, expected an object")
     return config

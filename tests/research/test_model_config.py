@@ -115,3 +115,9 @@ def test_run_and_explain_take_a_model(recording, tmp_path):
     code, out, _ = call(*asked, "--tensor-parallel", 4, "--page-size", 16, "--json")
     key = json.loads(out)["key"]
     assert (code, key["heads_q"], key["heads_kv"], key["page_size"]) == (0, 8, 2, 16)
+
+
+def test_a_config_that_is_nested_too_deeply_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 200_000)
+    with pytest.raises(UsageFailure, match="is not JSON that can be read"):
+        load(tmp_path)

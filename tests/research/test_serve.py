@@ -177,3 +177,15 @@ def test_explain_tells_what_is_refused(model: Path) -> None:
     assert "Layers of kind full_attention run on Mjolnir" in text
     for arguments in ((), ("--model", model, "--geometry", "32/8xd128"), ("--model", model / "none")):
         assert call("defaults", "explain", "--device", "h200", *arguments)[0] == 2
+
+
+def test_a_knob_that_no_server_would_start_with_is_refused_before(tmp_path: Path) -> None:
+    with pytest.raises(UsageFailure, match="MJOLNIR_ATTN_CTAS = '9' is not allowed: 1 to 4"):
+        twin.plan_of(str(tmp_path), [], {"MJOLNIR_ATTN_CTAS": "9"})
+
+
+def test_settings_that_nobody_knows_are_told(tmp_path: Path) -> None:
+    environ = {"MJOLNIR_ATTN_NOSUCH": "1", "MJOLNIR_ATTN_FALLBACK": "nope"}
+    warnings = " ".join(twin.plan_of(str(tmp_path), [], environ).warnings)
+    assert "MJOLNIR_ATTN_NOSUCH is no setting of this version" in warnings
+    assert "is none of FLASHINFER, FLASH_ATTN, TRITON_ATTN" in warnings

@@ -48,11 +48,19 @@ def test_a_shape_that_is_none_is_refused() -> None:
         models.Shape(layers=0)
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "is not JSON"), ("[1]", "JSON list"), ("{}", "vocab_size = None")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not JSON"), ("[1]", "JSON list"), ("{}", "vocab_size = None"), ("[" * 200_000, "is not JSON")],
+)
 def test_a_config_that_says_too_little_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UsageFailure, match=words):
         models.vocabulary_of(models.read_config(tmp_path))
+
+
+def test_a_config_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "qwen.json").write_text('{"vocab_size": 7}')
+    assert models.read_config(tmp_path / "qwen.json") == {"vocab_size": 7}
 
 
 def test_the_vocabulary_is_that_of_the_language_model() -> None:

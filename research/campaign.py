@@ -22,7 +22,7 @@ from mjolnir.research.stopping import Running
 from mjolnir.research.tags import checked_tag, fresh_tag
 from mjolnir.tuner import coordinator
 from mjolnir.tuner.bench import BenchFailure
-from mjolnir.tuner.proposers import ProposerError, make
+from mjolnir.tuner.proposers import CommandError, ProposerError, make
 from mjolnir.tuner.space import Space
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ def _require_space(bench: Bench, options: Options) -> None:
         raise UsageFailure(f"--pin: {error}") from error
     try:
         make(options.proposer, space, options.seed, command=options.proposer_command)
+    except CommandError as error:
+        raise UsageFailure(str(error)) from error
     except ProposerError as error:
         raise MissingFailure(f"--proposer: {error}") from error
 

@@ -44,7 +44,7 @@ def findings(
 
     summary = summarize(records)
     tag = summary["tag"]
-    exported = _export(ledger, tag, request.export)
+    exported = _export(ledger, tag, request)
     where = _where(ledger, tag, exported)
     data = {
         "tag": tag,
@@ -275,12 +275,12 @@ def _where(ledger: Ledger, tag: str, exported: Path | None) -> list[str]:
     return lines
 
 
-def _export(ledger: Ledger, tag: str, out: Path | None) -> Path | None:
-    if out is None:
+def _export(ledger: Ledger, tag: str, request: Request) -> Path | None:
+    if request.export is None:
         return None
     from mjolnir.research.export import export_records
 
-    return export_records(ledger, tag, out)
+    return export_records(ledger, tag, request.export, request.defaults)
 
 
 def _code(result: Result, applied: Answer | NotWrittenFailure | None) -> Exit:

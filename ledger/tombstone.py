@@ -113,6 +113,14 @@ def hidden(ledger: Ledger) -> frozenset[str]:
     return removed(record for tag in tags for record in ledger.records(tag))
 
 
+def removal(ledger: Ledger, tag: str) -> Record | None:
+    """The last tombstone of a tag that is removed; None for any other tag, at next to no cost."""
+    stones = ledger.records(tag, KIND)
+    if not stones or tag not in removed(ledger.records(tag)):
+        return None
+    return max(stones, key=lambda record: record.order)
+
+
 def collect(ledger: Ledger, *, dry_run: bool = False) -> Collected:
     """Take away, from live file and refs, the records that tombstones name; with `dry_run` only tell.
 

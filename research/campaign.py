@@ -22,7 +22,7 @@ from mjolnir.research.stopping import Running
 from mjolnir.research.tags import checked_tag, fresh_tag
 from mjolnir.tuner import coordinator
 from mjolnir.tuner.bench import BenchFailure
-from mjolnir.tuner.proposers import ProposerError, make
+from mjolnir.tuner.proposers import CommandError, ProposerError, make
 from mjolnir.tuner.space import Space
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(request: Request, screen: Screen) -> Answer:
     tag = checked_tag(request.tag) if request.tag else fresh_tag()
     if request.dry_run:
         return _dry_run(request, tag)
-    _require_outputs(request)
+    require_outputs(request, tag)
     with ledgers.open(request.ledger) as ledger:
         ledger.prepare()
         with Running(places.state_folder(ledger.folder), tag).claim() as stop:
@@ -75,7 +75,7 @@ def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Runni
     return told(request, ledger, campaign.journal.history(), result)
 
 
-def _require_outputs(request: Request) -> None:
+def require_outputs(request: Request, tag: str) -> None:
     """Refuse an export folder or a scratch table that cannot be written, before the work rather than after it."""
     folders = {"--export": request.export, "--defaults": request.defaults and request.defaults.absolute().parent}
     for flag, folder in folders.items():
@@ -84,6 +84,13 @@ def _require_outputs(request: Request) -> None:
                 places.check_folder(folder.absolute())
             except OSError as error:
                 raise UsageFailure(f"{flag}: {folder} cannot be written: {error.strerror}; name another") from error
+    if request.export is not None:
+        from mjolnir.research.export import require_own
+
+        try:
+            require_own(request.export, tag, request.defaults)
+        except Failure as failure:
+            raise UsageFailure(f"--export: {failure}") from failure
     if request.defaults and request.defaults.is_dir():
         raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
 
@@ -198,6 +205,8 @@ def _require_space(bench: Bench, options: Options) -> None:
         raise UsageFailure(f"--pin: {error}") from error
     try:
         make(options.proposer, space, options.seed, command=options.proposer_command)
+    except CommandError as error:
+        raise UsageFailure(str(error)) from error
     except ProposerError as error:
         raise MissingFailure(f"--proposer: {error}") from error
 

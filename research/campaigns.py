@@ -48,6 +48,8 @@ def run(request: Request, geometries: Sequence[str], screen: Screen) -> Answer:
         Failure: the ledger cannot be used, or the device failed.
     """
     requests = _requests(request, geometries)
+    for each in requests:
+        campaign.require_outputs(each, str(each.tag))
     with ledgers.open(request.ledger) as ledger, ExitStack() as stack:
         ledger.prepare()
         requests = [replace(each, resume=_resumes(each, ledger)) for each in requests]

@@ -26,6 +26,9 @@ FILES = (
 )  # fmt: skip
 """What an export holds, the plots apart."""
 
+DRAFT = ".export-"
+"""How the name of an unfinished export begins."""
+
 
 def export(ledger: Ledger, tag: str, out: Path | None = None) -> Answer:
     """Write `tag` to `out`, or to `runs/<tag>` beside the ledger.
@@ -38,11 +41,44 @@ def export(ledger: Ledger, tag: str, out: Path | None = None) -> Answer:
     return Answer({"tag": tag, "folder": str(folder), "files": names}, f"{tag} is in {folder}: {', '.join(names)}")
 
 
-def export_records(ledger: Ledger, tag: str, folder: Path) -> Path:
+def require_own(folder: Path, tag: str, beside: Path | None = None) -> None:
+    """Refuse a folder that holds what is not an earlier export of `tag`: files of an export would replace it.
+
+    Args:
+        folder: where the export is to go; need not be there.
+        tag: what is to be exported.
+        beside: a file that may lie there all the same, such as the scratch table of the run.
+
+    Raises:
+        Failure: the folder holds something else.
+    """
+    mine = beside and beside.parent.resolve() / beside.name
+    try:
+        there = [path for path in folder.resolve().iterdir() if path != mine and not path.name.startswith(DRAFT)]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Failure(f"{folder} cannot hold an export: {error.strerror}; name another folder") from error
+    if there and (found := _tag_of(folder)) != tag:
+        what = f"an export of {found}" if found else f"files that are no export, such as {min(there).name}"
+        raise Failure(f"{folder} holds {what}, which is not overwritten; name a new or an empty folder for {tag}")
+
+
+def _tag_of(folder: Path) -> str | None:
+    """The tag that `folder` is an export of; None where it is none."""
+    try:
+        summary = json.loads((folder / "summary.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    tag = summary.get("tag") if isinstance(summary, dict) else None
+    return tag if isinstance(tag, str) else None
+
+
+def export_records(ledger: Ledger, tag: str, folder: Path, beside: Path | None = None) -> Path:
     """Write `tag` to `folder` and return it.
 
     Raises:
-        Failure: there is no such campaign, or the folder cannot be written.
+        Failure: there is no such campaign, or the folder cannot be written or holds something else (see `require_own`).
     """
     from mjolnir import ledger as ledgers
 
@@ -50,6 +86,7 @@ def export_records(ledger: Ledger, tag: str, folder: Path) -> Path:
     if not lines:
         shown = command(ledger, "autoresearch", "list")
         raise Failure(f"there is no tag {tag} in {ledger.live}; `{shown}` shows the tags")
+    require_own(folder, tag, beside)
     records = [as_mapping(record) for record in lines]
     summary = _summary(records)
     files = {
@@ -120,7 +157,7 @@ def _place(folder: Path, files: Mapping[str, bytes], draw: Callable[[Path], None
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     there = folder.exists()
-    with tempfile.TemporaryDirectory(dir=folder if there else folder.parent, prefix=".export-") as name:
+    with tempfile.TemporaryDirectory(dir=folder if there else folder.parent, prefix=DRAFT) as name:
         draft = Path(name, "export")
         draft.mkdir()
         for name, data in files.items():
@@ -129,7 +166,8 @@ def _place(folder: Path, files: Mapping[str, bytes], draw: Callable[[Path], None
         if not there:
             draft.rename(folder)
             return
-        for path in sorted(draft.iterdir()):
+        # The summary goes first: by it the folder is known as an export of this tag, should this be killed.
+        for path in sorted(draft.iterdir(), key=lambda path: (path.name != "summary.json", path.name)):
             if (folder / path.name).is_symlink():
                 raise OSError(f"{folder / path.name} is a symbolic link")
             path.replace(folder / path.name)

@@ -12,6 +12,7 @@ from mjolnir.research import effects
 from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
 from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, counted, interval, written
+from mjolnir.research.plain import plain
 from mjolnir.research.summary import DECISIONS, summarize
 from mjolnir.tuner.workload import Workload
 
@@ -43,7 +44,7 @@ def findings(
 
     summary = summarize(records)
     tag = summary["tag"]
-    exported = _export(ledger, tag, request.export)
+    exported = _export(ledger, tag, request)
     where = _where(ledger, tag, exported)
     data = {
         "tag": tag,
@@ -143,11 +144,23 @@ def tried(summary: Mapping[str, Any]) -> list[str]:
     statuses = ", ".join(f"{count} {status}" for status, count in trials["status"].items()) or "none"
     clock = " of recorded time" if summary["simulated"] else ""
     lines = [f"Tried: {counted(trials['total'], 'trial')} in {summary['seconds'] / 60:.1f} min{clock}: {statuses}."]
+    lines += proposal_lines(summary)
     if canaries["tried"]:
         lines.append(f"Gate: {canaries['rejected']} of {canaries['tried']} deliberately wrong kernels were rejected.")
     if floor := [value for value in summary["noise_floor"] if value]:
         lines.append(f"Noise: the default against itself differs by {min(floor):.1%} to {max(floor):.1%}, by point.")
     return lines
+
+
+def proposal_lines(summary: Mapping[str, Any]) -> list[str]:
+    """How many proposals of an external command failed; empty for other proposers."""
+    proposals = summary.get("proposals")
+    if proposals is None:
+        return []
+    line = f"Proposals: {proposals['failed']} of {proposals['asked']} of the external command failed"
+    if first := proposals["first"]:
+        line += f" and were replaced; the first, of trial {first['trial']}: {plain(first['note'])}"
+    return [f"{line}."]
 
 
 def bucket_table(summary: Mapping[str, Any]) -> Table:
@@ -262,12 +275,12 @@ def _where(ledger: Ledger, tag: str, exported: Path | None) -> list[str]:
     return lines
 
 
-def _export(ledger: Ledger, tag: str, out: Path | None) -> Path | None:
-    if out is None:
+def _export(ledger: Ledger, tag: str, request: Request) -> Path | None:
+    if request.export is None:
         return None
     from mjolnir.research.export import export_records
 
-    return export_records(ledger, tag, out)
+    return export_records(ledger, tag, request.export, request.defaults)
 
 
 def _code(result: Result, applied: Answer | NotWrittenFailure | None) -> Exit:

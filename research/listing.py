@@ -27,7 +27,7 @@ COLUMNS = ("tag", "state", "records", "trials", "matching", "kept", "best", "fir
 def listing(ledger: Ledger, filters: Filters = ALL, order: TagOrder = TagOrder.LAST, as_csv: bool = False) -> Answer:
     """Every tag with its trials, its best ratio and whether it runs; with filters the tags that have such trials.
 
-    Tags that were removed are left out.
+    Tags that were removed are left out, and those that no campaign has, only the demotion of a row.
 
     Raises:
         UsageFailure: a filter that means nothing.
@@ -139,11 +139,20 @@ def find(ledger: Ledger, tag: str | None) -> TagSummary:
 
 
 def _present(ledger: Ledger) -> tuple[TagSummary, ...]:
-    """The tags that were not removed; one that was is still found by its name, until it is collected."""
+    """The tags of campaigns that were not removed; any other tag is still found by its name.
+
+    Demoting a row leaves a record under the row's tag, also where the campaign is in no record here.
+    """
     from mjolnir.ledger.tombstone import hidden
 
-    gone = hidden(ledger)
+    gone = hidden(ledger) | _demotions_only(ledger)
     return tuple(summary for summary in ledger.tags() if summary.tag not in gone)
+
+
+def _demotions_only(ledger: Ledger) -> frozenset[str]:
+    """The tags that hold demotions and nothing else."""
+    tags = {record.tag for record in ledger.records(kind="demotion")}
+    return frozenset(tag for tag in tags if all(record.kind == "demotion" for record in ledger.records(tag)))
 
 
 def _none_yet(ledger: Ledger) -> str:

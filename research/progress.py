@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from mjolnir.research.plain import plain
 from mjolnir.research.summary import DECISIONS
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class PlainScreen:
         self._title = ""
         self._phase = ("", "")
         self._spoke = time.monotonic()
+        self._warned = False
 
     def say(self, text: str) -> None:
         """Print one line."""
@@ -85,6 +87,9 @@ class PlainScreen:
         """Print a line when there is something new."""
         if progress.replayed or self._names is None:
             return
+        if not self._warned and (warning := warning_line(progress)):
+            self._warned = True
+            self.say(self._title + warning)
         phase = (self._title * (progress.phase not in FINALS), progress.phase)  # finals are taken in turns
         if phase != self._phase:
             self._phase = phase
@@ -104,6 +109,7 @@ class LiveScreen:
         self._names: Names | None = None
         self._title = ""
         self._best: Mapping[int, Best] = {}
+        self._warned = False
 
     def say(self, text: str) -> None:
         """Print one line above the panel."""
@@ -124,6 +130,9 @@ class LiveScreen:
 
     def update(self, progress: Progress) -> None:
         """Take new numbers; the panel redraws itself."""
+        if not self._warned and not progress.replayed and (warning := warning_line(progress)):
+            self._warned = True
+            self.say(self._title + warning)
         self._best = progress.best
         self._bar.update(
             self._task,
@@ -178,6 +187,16 @@ def kept_line(progress: Progress, names: Names) -> str:
     body = record["body"]
     buckets = ", ".join(f"batch {bucket} {body['ratios'][str(bucket)]:.3f}" for bucket in body["kept_buckets"])
     return f"trial {body['trial']}: new best for {buckets}: {names(body['setting'])}"
+
+
+def warning_line(progress: Progress) -> str:
+    """A line for a trial whose proposer failed, which a screen says once; "" for anything else."""
+    body = progress.record["body"]
+    note = body["proposal"].get("note") if progress.record["kind"] == "trial" else None
+    if not note:
+        return ""
+    replaced = f"a {body['proposal']['replaced']} setting takes its place"
+    return f"warning: trial {body['trial']}: {plain(note)}; {replaced}, and so with any later failure"
 
 
 def decision_line(progress: Progress) -> str:

@@ -54,6 +54,7 @@ def summarize(records: Sequence[Record]) -> dict[str, Any]:
         "epoch": epoch,
         "epochs": len({entry["epoch"] for entry in epochs}),
         "trials": _counts(trials),
+        **({"proposals": _proposals(trials)} if campaign["options"].get("proposer") == "external" else {}),
         "canaries": _canaries(bodies(records, "canary")),
         "noise_floor": floor,
         "buckets": [_bucket(bucket, campaign, evidence, records) for bucket in _buckets(campaign)],
@@ -99,6 +100,14 @@ def _counts(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "kept": sum(trial["verdict"] == "keep" for trial in trials),
         "reasons": dict(Counter(trial["reason"] for trial in trials if trial["reason"]).most_common(8)),
     }
+
+
+def _proposals(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What came of the asks of an external command: those that failed were replaced, and say why in their notes."""
+    asked = [trial for trial in trials if trial["proposal"]["origin"] == "sampler"]
+    failed = [trial for trial in asked if trial["proposal"].get("note")]
+    first = {"trial": failed[0]["trial"], "note": failed[0]["proposal"]["note"]} if failed else None
+    return {"asked": len(asked), "failed": len(failed), "first": first}
 
 
 def _canaries(canaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.research import story
 from mjolnir.research.evidence import Found
 from mjolnir.research.naming import Names
+from mjolnir.research.plain import plain
 from mjolnir.research.story import Part
 from mjolnir.research.summary import DECISIONS, bodies, current, noise_floor
 from mjolnir.tuner.workload import Workload
@@ -73,7 +74,9 @@ def _asked(body: Body, campaign: Body, names: Names) -> list[str]:
         f"resolved {Setting.from_dict(body['resolved'])}",
         f"asked by {origin}",
     ]
-    if proposal["replaced"]:
+    if note := proposal.get("note"):
+        lines.append(f"the proposer gave no setting to use; a {proposal['replaced']} one took its place: {plain(note)}")
+    elif proposal["replaced"]:
         lines.append(f"the sampler's own proposal was known already; this one took its place ({proposal['replaced']})")
     if body["reason"]:
         lines.append(f"it ended {body['status']} because: {body['reason']}")

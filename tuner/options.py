@@ -85,8 +85,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
             raise ValueError(f"proposer {self.proposer!r} is unknown; there are {', '.join(PROPOSERS)}")
-        if (self.proposer == "external") != bool(self.proposer_command):
-            raise ValueError("the proposer external and a command for it are given together or not at all")
+        if self.proposer == "external" and not self.proposer_command:
+            raise ValueError("the proposer external needs a command: --proposer-command 'python propose.py'")
+        if self.proposer != "external" and self.proposer_command:
+            raise ValueError("--proposer-command is for the proposer external: give --proposer external with it")
         for name in ("trials", "instances", "group", "processes", "noise", "candidates", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")

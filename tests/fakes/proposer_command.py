@@ -20,6 +20,10 @@ def main(how: str) -> None:
     if how == "babbles":
         print("let me think")
         return
+    if how == "wild":
+        for line in ('{"pdl": 7}', '{"pdl": [1]}', '{"pdl": "1"}', '{"pdl": 1e999}', '{"pdl": NaN}', "[" * 100_000):
+            print(line)
+        return
     tried = [entry["trial"]["setting"] for entry in history]
     if how == "stubborn":
         print(json.dumps(tried[0]))

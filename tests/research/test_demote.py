@@ -54,6 +54,19 @@ def test_a_checkout_loses_the_row_by_one_commit(proven, checkout, monkeypatch):
     assert record.body["reason"] == "slower since driver 600"
 
 
+def test_a_demotion_makes_no_campaign(proven, tmp_path):
+    table, elsewhere = tmp_path / "table.json", tmp_path / "elsewhere"
+    assert call("defaults", "promote", "live", "--table", table, "--ledger", proven)[0] == 0
+    for batch, ledger in ((8, elsewhere), (32, proven)):
+        assert call("defaults", "demote", batch, "--table", table, "--ledger", ledger)[0] == 0
+    with ledgers.open(elsewhere, git="off") as opened_:
+        assert [(record.tag, record.kind) for record in opened_.records()] == [("live", "demotion")]
+    assert json.loads(call("autoresearch", "list", "--ledger", elsewhere, "--json")[1])["tags"] == []
+    assert "no campaigns yet" in call("autoresearch", "list", "--ledger", elsewhere)[1]
+    listed = json.loads(call("autoresearch", "list", "--ledger", proven, "--json")[1])["tags"]
+    assert [tag["tag"] for tag in listed] == ["live"], "its campaign is there"
+
+
 def test_what_was_demoted_is_not_promoted_again(proven, tmp_path):
     table = tmp_path / "table.json"
     assert call("defaults", "promote", "live", "--table", table, "--ledger", proven)[0] == 0

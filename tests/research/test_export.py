@@ -42,6 +42,41 @@ def test_the_bytes_are_the_same_everywhere(campaign, tmp_path):
         assert str(Path.home()).encode() not in first[name], name
 
 
+def test_what_is_no_export_of_the_tag_is_not_overwritten(campaign, recording, tmp_path):
+    report = tmp_path / "mine" / "report.html"
+    report.parent.mkdir()
+    report.write_text("mine\n")
+    other = tmp_path / "other"
+    exported(campaign, other)
+    (other / "summary.json").write_bytes((other / "summary.json").read_bytes().replace(b'"tag": "a"', b'"tag": "b"'))
+    for folder, said in (
+        (report.parent, "holds files that are no export, such as report.html, which is not overwritten; name a new"),
+        (other, "holds an export of b, which is not overwritten; name a new or an empty folder for a"),
+    ):
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        code, _, err = call("autoresearch", "export", "a", "--out", folder, "--ledger", campaign)
+        assert (code, said in err) == (1, True), err
+        code, _, err = replay(recording, tmp_path / "ledger", "--export", folder)
+        assert (code, f"--export: {folder} holds " in err) == (2, True), err
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not (tmp_path / "ledger").exists(), "it is refused before the work"
+
+
+def test_an_export_is_made_again_and_beside_the_runs_own_table(campaign, recording, tmp_path):
+    first = exported(campaign, tmp_path / "one")
+    (tmp_path / "one" / "report.html").write_text("torn")
+    assert exported(campaign, tmp_path / "one") == first
+    (tmp_path / "empty" / ".export-left").mkdir(parents=True)
+    with ledgers.open(campaign) as opened:
+        export(opened, "a", tmp_path / "empty")
+    out = tmp_path / "out"
+    common = ("--promote", "--defaults", out / "defaults.json", "--export", out)
+    for more in ((), ("--resume",)):
+        code, text, _ = replay(recording, tmp_path / "ledger", *common, *more, trials=30)
+        assert (code, "NOT exported" in text) == (0, False), text
+        assert {"defaults.json", *FILES} <= {path.name for path in out.iterdir()}
+
+
 def test_another_clone_gets_the_same_commits_and_the_same_export(campaign, tmp_path):
     files = exported(campaign, tmp_path / "out")
     clone = tmp_path / "clone"
@@ -166,8 +201,8 @@ def test_the_summary_counts_what_the_ledger_holds(campaign, tmp_path):
 def test_a_link_in_the_folder_is_not_followed(campaign, tmp_path):
     out, victim = tmp_path / "out", tmp_path / "victim"
     out.mkdir()
-    victim.write_text("mine")
+    victim.write_text('{"tag": "a"}')
     (out / "summary.json").symlink_to(victim)
     with pytest.raises(Failure, match="symbolic link"):
         exported(campaign, out)
-    assert victim.read_text() == "mine"
+    assert victim.read_text() == '{"tag": "a"}'

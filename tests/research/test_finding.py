@@ -180,7 +180,24 @@ def test_a_removed_tag_is_left_out_of_lists_and_found_by_name(recording, tmp_pat
         bury(opened, "b", "a test", {})
     assert [tag["tag"] for tag in json.loads(ask(tmp_path, "list", "--json"))["tags"]] == ["a"]
     assert json.loads(ask(tmp_path, "show", "--json"))["tag"] == "a", "the latest activity that is left"
-    assert json.loads(ask(tmp_path, "show", "b", "--json"))["tag"] == "b"
+    shown = json.loads(ask(tmp_path, "show", "b", "--json"))
+    assert (shown["tag"], shown["removed"]["reason"]) == ("b", "a test")
+
+
+def test_a_removed_campaign_says_that_it_was(recording, tmp_path):
+    replay(recording, tmp_path, tag="b", trials=3)
+    assert "removed" not in ask(tmp_path, "show", "b", 1)
+    with ledgers.open(tmp_path) as opened:
+        stone = bury(opened, "b", "a\x1btest", {})
+    said = f"b was removed, {stone.time[:16]}Z: a?test"
+    for about in (("b",), ("b", 1)):
+        assert f"{said}; its records stay until `ledger gc`" in ask(tmp_path, "show", *about)
+    told = json.loads(ask(tmp_path, "show", "b", 1, "--json"))
+    assert told["removed"] == {"time": stone.time, "reason": "a\x1btest"}
+    call("ledger", "gc", "--ledger", tmp_path)
+    for about in (("b",), ("b", 1)):
+        code, _, err = call("autoresearch", "show", *about, "--ledger", tmp_path)
+        assert (code, f"{said}; its records are gone" in err) == (1, True)
 
 
 def test_a_remembered_summary_is_that_of_whole_records(filled, monkeypatch):

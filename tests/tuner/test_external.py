@@ -14,7 +14,7 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.coordinator import Result, run
 from mjolnir.tuner.journal import MemoryJournal
 from mjolnir.tuner.options import Options
-from mjolnir.tuner.proposers import ProposerError, make
+from mjolnir.tuner.proposers import CommandError, ProposerError, make
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.space import Space
@@ -49,6 +49,7 @@ def test_settings_are_taken_from_the_command(modelled: Recording) -> None:
     [
         ("dies", "died with status 3: no idea"),
         ("babbles", "answered no new setting: let me think: "),
+        ("wild", "answered no new setting: "),
         ("stubborn", "this setting was tried already"),
     ],
 )
@@ -71,9 +72,11 @@ def test_a_slow_command_is_ended(modelled: Recording) -> None:
 
 def test_a_command_that_is_not_there_is_named(modelled: Recording) -> None:
     space = Space(modelled.geometry, modelled.device, {}, modelled.settings)
-    with pytest.raises(ProposerError, match="'no-such-program' cannot be run"):
-        make("external", space, 0, command="no-such-program --x").ask(1, 2, set())
-    with pytest.raises(ProposerError, match="--proposer-command"):
+    with pytest.raises(CommandError, match="--proposer-command: 'no-such-program' cannot be run"):
+        make("external", space, 0, command="no-such-program --x")
+    with pytest.raises(CommandError, match="--proposer-command"):
         make("external", space, 0)
-    with pytest.raises(ValueError, match="given together"):
+    with pytest.raises(ValueError, match="needs a command: --proposer-command"):
         Options(proposer="external")
+    with pytest.raises(ValueError, match="give --proposer external with it"):
+        Options(proposer_command="propose")

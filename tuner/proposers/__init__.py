@@ -15,6 +15,10 @@ class ProposerError(RuntimeError):
     """A proposer that cannot be used, or an ask that it had no answer to: what is wrong, and what to do."""
 
 
+class CommandError(ProposerError):
+    """The command of the proposer `external` cannot be run as it was given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gain:
     """What a study expects of the settings that were not tried.
@@ -85,6 +89,7 @@ def make(
 
     Raises:
         ValueError: no such proposer.
+        CommandError: the command does not parse, or is not there.
         ProposerError: it needs a package that is not installed.
     """
     match name:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Set
 from typing import Any
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.proposers import Gain, ProposerError
+from mjolnir.tuner.proposers import CommandError, Gain, ProposerError
 from mjolnir.tuner.space import Coordinates, Space
 
 LONGEST = 160
@@ -40,7 +41,7 @@ class ExternalProposer:
         seconds: how long it may take.
 
     Raises:
-        ProposerError: the command is empty or does not parse.
+        CommandError: the command is empty, does not parse, or names a program that is not there.
     """
 
     name = "external"
@@ -49,9 +50,14 @@ class ExternalProposer:
         try:
             self._command = shlex.split(command)
         except ValueError as error:
-            raise ProposerError(f"the proposer's command {command!r} does not parse: {error}") from error
+            raise CommandError(f"--proposer-command {command!r} does not parse: {error}") from error
         if not self._command:
-            raise ProposerError("the proposer external needs a command: --proposer-command 'python propose.py'")
+            raise CommandError("the proposer external needs a command: --proposer-command 'python propose.py'")
+        if shutil.which(self._command[0]) is None:
+            raise CommandError(
+                f"--proposer-command: {self._command[0]!r} cannot be run: there is no such program; "
+                "name one on the PATH, or its file"
+            )
         self._space = space
         self._seconds = seconds
         self._told: dict[Coordinates, dict[int, float | None]] = {}
@@ -69,7 +75,7 @@ class ExternalProposer:
             if line.strip():
                 try:
                     return self._read(line, taken)
-                except ValueError as error:
+                except (ValueError, TypeError, RecursionError) as error:
                     refused = refused or f"{_short(line)}: {error}"
         raise ProposerError(f"the proposer's command answered no new setting: {refused or 'nothing at all'}")
 

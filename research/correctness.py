@@ -10,7 +10,6 @@ itself is compared with f64.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -25,7 +24,7 @@ from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.answer import Answer, Exit, Failure, MissingFailure, UsageFailure
 from mjolnir.research.bench.replay import written
 from mjolnir.research.correctness_truth import Truth, in_order, one_thread, packed_truth, processes, unpacked
-from mjolnir.research.correctness_watch import Watch
+from mjolnir.research.correctness_watch import Progress, Watch
 
 SCHEMA = "mjolnir.correctness/1"
 CASES = 420
@@ -33,10 +32,6 @@ GRAPH_EVERY = 12
 """Every so many cases one is also replayed from a graph."""
 
 MOST_SHOWN = 10
-
-TELL_EVERY = 20
-"""On the CPU a case takes a second or so; after so many of them it is told how far it is."""
-
 ERRORS = ("excess", "excess_emulator", "lse_excess", "lse_excess_emulator")
 Row = dict[str, Any]
 
@@ -99,10 +94,9 @@ def on_cpu(cases: int, seed: int, executor: Executor) -> tuple[list[Row], dict[s
     """The emulator's own errors, over the matrix of the H200."""
     probes = matrix_cases(seed, cases)
     truths = in_order(executor, packed_truth, ((probe, H200) for probe in probes))
-    rows = []
-    for number, (probe, data) in enumerate(zip(probes, truths, strict=True)):
-        if number and number % TELL_EVERY == 0:
-            print(f"{number} of {len(probes)} cases", file=sys.stderr, flush=True)
+    rows, progress = [], Progress(len(probes))
+    for probe, data in zip(probes, truths, strict=True):
+        progress.begin()
         truth = unpacked(data)
         errors = {"excess": truth.excess, "lse_excess": truth.lse_excess}
         rows.append({**described(probe, H200), **errors, "problems": []})

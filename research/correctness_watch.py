@@ -24,6 +24,30 @@ def leave(message: str) -> None:
 
 
 @dataclass
+class Progress:
+    """A line now and then of how many cases have begun.
+
+    Attributes:
+        total: how many there will be.
+        stream: where it is told.
+        number: of the case that began last, from 1.
+    """
+
+    total: int
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    number: int = 0
+    _told: float = field(default_factory=lambda: time.monotonic())
+
+    def begin(self) -> None:
+        """The next case begins."""
+        now = time.monotonic()
+        if now - self._told >= EVERY_SECONDS:
+            self._told = now
+            print(f"{self.number} of {self.total} cases", file=self.stream, flush=True)
+        self.number += 1
+
+
+@dataclass
 class Watch:
     """Looks on while cases are run one after another.
 
@@ -38,9 +62,10 @@ class Watch:
     patience: float = PATIENCE_SECONDS
     give_up: Callable[[str], None] = leave
     stream: TextIO = field(default_factory=lambda: sys.stderr)
-    _done: int = 0
     _timer: threading.Timer | None = None
-    _told: float = field(default_factory=lambda: time.monotonic())
+
+    def __post_init__(self) -> None:
+        self._progress = Progress(self.total, self.stream)
 
     def __enter__(self) -> Self:
         return self
@@ -53,12 +78,8 @@ class Watch:
     def begin(self, what: str) -> None:
         """The next case begins; the one before has ended."""
         self._stop()
-        now = time.monotonic()
-        if now - self._told >= EVERY_SECONDS:
-            self._told = now
-            print(f"{self._done} of {self.total} cases", file=self.stream, flush=True)
-        self._done += 1
-        message = f"case {self._done} of {self.total} did not come back within {self.patience:.0f} s: {what}"
+        self._progress.begin()
+        message = f"case {self._progress.number} of {self.total} did not come back within {self.patience:.0f} s: {what}"
         self._timer = threading.Timer(self.patience, self.give_up, (message,))
         self._timer.daemon = True
         self._timer.start()

@@ -13,6 +13,8 @@ from mjolnir.research.answer import UsageFailure
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "auto": "bf16"}
 """Names of torch's dtypes, and ours."""
 
+CONFIG = "config.json"
+
 NESTED = "text_config"
 """Where a model of several modalities keeps its language model."""
 
@@ -34,19 +36,33 @@ def load(path: Path, tensor_parallel: int = 1) -> Geometry:
     Raises:
         UsageFailure: no such file, no such config, or a model that is not supported; says what is missing.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / CONFIG if path.is_dir() else path
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = read(file)
     except OSError as error:
         raise UsageFailure(f"--model {path}: cannot be read ({error.strerror}); give a local config.json") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageFailure(f"--model {file} is not JSON that can be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageFailure(f"--model {file} is a JSON {type(config).__name__}, expected an object")
+    except ValueError as error:
+        raise UsageFailure(f"--model {error}") from error
     try:
         return geometry(config, tensor_parallel)
     except ValueError as error:
         raise UsageFailure(f"--model {file}: {error}; --geometry takes the numbers themselves") from error
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What a model's config file holds, whoever wrote it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object; the message begins with its path.
+    """
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON that can be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is a JSON {type(config).__name__}, expected an object")
+    return config
 
 
 def geometry(config: Mapping[str, Any], tensor_parallel: int = 1) -> Geometry:

@@ -16,7 +16,9 @@ from mjolnir.backend.eligibility import refusal
 from mjolnir.backend.fallback import ORDER
 from mjolnir.backend.overrides import Overrides
 from mjolnir.backend.settings import Settings, unknown
+from mjolnir.research import model_config
 from mjolnir.research.answer import Answer, MissingFailure, UsageFailure, asked
+from mjolnir.research.model_config import CONFIG
 from mjolnir.research.serving.config import Serving, kinds
 from mjolnir.research.tell import tell
 
@@ -203,19 +205,16 @@ def _speculated(given: Mapping[str, str]) -> int:
 
 def find_config(model: str) -> Mapping[str, Any] | None:
     """The model's config where it lies here: in a folder, or in the cache of Hugging Face's hub; else None."""
-    path = Path(model, "config.json")
-    if not path.is_file():
-        cached = _cached(model)
-        if cached is None:
-            return None
-        path = cached
+    local = Path(model, CONFIG)
+    path = local if local.is_file() else _cached(model)
+    if path is None:
+        return None
     try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return model_config.read(path)
+    except OSError as error:
         raise UsageFailure(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageFailure(f"{path} is a JSON {type(config).__name__}, expected an object")
-    return config
+    except ValueError as error:
+        raise UsageFailure(str(error)) from error
 
 
 def _cached(model: str) -> Path | None:
@@ -224,7 +223,7 @@ def _cached(model: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(model, "config.json")
+        found = try_to_load_from_cache(model, CONFIG)
     except ValueError:  # it is no name of the hub
         return None
     return Path(found) if isinstance(found, str) else None

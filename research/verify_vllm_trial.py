@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mjolnir.research.answer import UsageFailure
+from mjolnir.research.bench import result_file
 from mjolnir.research.bench.rows import write as write_json
 from mjolnir.research.serving.agreement import compare
 from mjolnir.research.serving.job import Job, Run
@@ -183,12 +182,8 @@ def read(path: Path) -> list[Row]:
     Raises:
         UsageFailure: it cannot be read, or is none of this command.
     """
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        rows = [row for row in data["rows"] if all(name in row for name in (*NAMES, "problems"))]
-        whole = data["schema"] == SCHEMA and len(rows) == len(data["rows"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageFailure(f"{path} cannot be read as results of `verify vllm`: {error}") from error
-    if not whole:
-        raise UsageFailure(f"{path} holds no results of `verify vllm`: its schema is {data['schema']!r}")
-    return rows
+    return list(result_file.read(path, SCHEMA, "`verify vllm`", _whole)["rows"])
+
+
+def _whole(data: Mapping[str, Any]) -> bool:
+    return all(name in row for row in data["rows"] for name in (*NAMES, "problems"))

@@ -160,11 +160,9 @@ class _Campaign:
             floors = {bucket: self._session.weights.of_bucket(bucket, self._floor) for bucket in workload.buckets}
             reason = search.run(floors)
             yield
-            if not finals:
-                pass
-            elif self._tape.shared:
+            if finals and self._tape.shared:
                 self._tape.alone("finals", lambda: deque(self._finals(), maxlen=0))
-            else:
+            elif finals:
                 yield from self._finals()
         except Halt as halt:
             reason = halt.reason

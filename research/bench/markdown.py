@@ -7,10 +7,11 @@ from pathlib import PurePath
 from statistics import geometric_mean
 from typing import Any
 
+from mjolnir.research.bench import targets
 from mjolnir.research.bench.figures import PEERS, TARGETS, Comparison, comparisons
 from mjolnir.research.bench.points import EIGHT, MAIN
 from mjolnir.research.bench.rows import GRAPH, HEAD_MAJOR, SPOT, Row, is_wrong, spot_of
-from mjolnir.research.bench.table import verdict
+from mjolnir.research.bench.targets import line_of
 
 TITLES = {
     "flashinfer-tc": "FlashInfer tensor cores", "flashinfer-xqa": "FlashInfer XQA", "fa3": "FA3",
@@ -30,7 +31,7 @@ def page(results: Mapping[str, Any], path: PurePath) -> str:
         path: where it lies, from the folder of the page.
     """
     rows = results["rows"]
-    parts = [eight_points(rows), geometries(rows), targets(results["figures"])]
+    parts = [eight_points(rows), geometries(rows), targets.table(TARGETS, results["figures"])]
     picture = f"![Read rate at the eight points, and times of the best peer over ours]({path.with_suffix('.svg')})"
     return "\n".join([*parts, picture, "", _origin(results["taken"]), ""])
 
@@ -39,7 +40,7 @@ def eight_points(rows: Sequence[Row]) -> str:
     """Microseconds of every kernel at the eight points of the main geometry; the fastest peer's is bold."""
     compared = comparisons(rows)
     heads = ["batch x context", *TITLES.values(), "times faster than the best peer", "share of the ceiling"]
-    lines = [_cells(heads), _cells(["---"] * len(heads))]
+    lines = [line_of(heads), line_of(["---"] * len(heads))]
     for batch, context in EIGHT:
         here = [row for row in rows if _is_main(row, f"{batch}x{context}")]
         if not here:
@@ -48,7 +49,7 @@ def eight_points(rows: Sequence[Row]) -> str:
         best = found.peer["kernel"] if found and found.peer else None
         times = {row["kernel"]: _time(row, best) for row in here}
         cells = [times.get(kernel, "") for kernel in TITLES]
-        lines.append(_cells([f"{batch} x {context}", *cells, _ratio(found), _percent(found)]))
+        lines.append(line_of([f"{batch} x {context}", *cells, _ratio(found), _percent(found)]))
     return "\n".join([*lines, ""])
 
 
@@ -85,13 +86,13 @@ def geometries(rows: Sequence[Row]) -> str:
         if item.ratio is not None:
             groups.setdefault(_geometry(item.ours), []).append(item)
     heads = ["geometry", "points", "times faster, geometric mean", "worst point", "best peer there", "least share"]
-    lines = [_cells(heads), _cells(["---"] * len(heads))]
+    lines = [line_of(heads), line_of(["---"] * len(heads))]
     for name, items in groups.items():
         worst = min(items, key=lambda item: item.ratio or 0.0)
         mean = geometric_mean([item.ratio or 0.0 for item in items])
         peer = TITLES[worst.peer["kernel"]] if worst.peer else ""
         point = f"{worst.ours['lengths']}: {_ratio(worst)}"
-        lines.append(_cells([name, str(len(items)), f"{mean:.2f}", point, peer, _least(items)]))
+        lines.append(line_of([name, str(len(items)), f"{mean:.2f}", point, peer, _least(items)]))
     return "\n".join([*lines, ""])
 
 
@@ -106,17 +107,6 @@ def _geometry(row: Row) -> str:
     return f"{row['heads_q']}/{row['heads_kv']} heads, size {row['head_dim']}, page {row['page_size']}{query}"
 
 
-def targets(figures: Mapping[str, float]) -> str:
-    """Every figure that has a target, and whether it is met."""
-    lines = [_cells(["figure", "value", "target", ""]), _cells(["---"] * 4)]
-    for name, (sign, target) in TARGETS.items():
-        words = {">=": "at least", "<=": "at most"}[sign]
-        value = f"{figures[name]:.3f}" if name in figures else "not measured"
-        told = verdict(name, figures[name]) if name in figures else ""
-        lines.append(_cells([f"`{name}`", value, f"{words} {target:g}", told]))
-    return "\n".join([*lines, ""])
-
-
 def _origin(taken: Mapping[str, Any]) -> str:
     versions = taken["parts"][-1]["versions"]
     named = ", ".join(f"{title} {versions[name]}" for name, title in PACKAGES.items() if name in versions)
@@ -127,7 +117,3 @@ def _origin(taken: Mapping[str, Any]) -> str:
         f"`us_1x4096` is taken otherwise: in the chain in which a layer is served, with writers of Q and KV before it "
         f"and a reader of O behind it, less the chain without it." + (f" Not run: {missing}." if missing else "")
     )
-
-
-def _cells(values: Sequence[str]) -> str:
-    return f"| {' | '.join(values)} |"

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from mjolnir.research.answer import UsageFailure
+from mjolnir.research.bench import result_file
 from mjolnir.research.bench.points import Spot
 
 SCHEMA = "mjolnir.bench/2"
@@ -115,17 +115,12 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UsageFailure: it cannot be read, or is none of this bench.
     """
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        whole = data["schema"] == SCHEMA and all(identity(row) and row["samples"] for row in data["rows"])
-        whole = whole and all(part["device"] and part["date"] for part in data["taken"]["parts"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageFailure(
-            f"{path} cannot be read as results of this bench: {type(error).__name__}: {error}"
-        ) from error
-    if not whole:
-        raise UsageFailure(f"{path} holds no results of this bench: its schema is {data['schema']!r}, not {SCHEMA!r}")
-    return dict(data)
+    return result_file.read(path, SCHEMA, "this bench", _whole)
+
+
+def _whole(data: Mapping[str, Any]) -> bool:
+    rows = all(identity(row) and row["samples"] for row in data["rows"])
+    return rows and all(part["device"] and part["date"] for part in data["taken"]["parts"])
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:

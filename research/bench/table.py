@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mjolnir.research.bench.figures import TARGETS
 from mjolnir.research.bench.rows import CHAIN, Row
+from mjolnir.research.bench.targets import verdict
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
@@ -34,12 +35,5 @@ def figure_lines(figures: Mapping[str, float]) -> list[str]:
         if name not in figures:
             told.append(f"{name:>26} {'absent':>9}  {sign} {target:g}")
         else:
-            told.append(f"{name:>26} {figures[name]:9.3f}  {sign} {target:g} {verdict(name, figures[name])}")
+            told.append(f"{name:>26} {figures[name]:9.3f}  {sign} {target:g} {verdict(TARGETS, name, figures[name])}")
     return told + [f"{name:>26} {value:9.3f}" for name, value in figures.items() if name not in TARGETS]
-
-
-def verdict(name: str, value: float) -> str:
-    """`met`, or by how much it is missed."""
-    sign, target = TARGETS[name]
-    missed = target - value if sign == ">=" else value - target
-    return "met" if missed <= 0 else f"missed by {missed:.3g}"

@@ -25,6 +25,7 @@ from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.answer import Answer, Exit, MissingFailure, UsageFailure
 from mjolnir.research.bench import vllm_rows as files
 from mjolnir.research.bench.rows import write as write_json
+from mjolnir.research.bench.targets import verdict
 from mjolnir.research.serving import model as models
 from mjolnir.research.serving import process
 from mjolnir.research.serving.modes import capture_sizes
@@ -266,4 +267,6 @@ def lines(rows: Sequence[files.Row]) -> list[str]:
 
 
 def _told(figures: Mapping[str, float]) -> list[str]:
-    return [f"{name:>32} {value:9.3f}  {files.verdict(name, value)}".rstrip() for name, value in figures.items()]
+    return [
+        f"{name:>32} {value:9.3f}  {verdict(files.TARGETS, name, value)}".rstrip() for name, value in figures.items()
+    ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mjolnir.research.bench import targets
 from mjolnir.research.bench import vllm_rows as files
-from mjolnir.research.bench.vllm_rows import BUILT_IN, STOCK, TUNED, Row
+from mjolnir.research.bench.targets import line_of
+from mjolnir.research.bench.vllm_rows import BUILT_IN, STOCK, TARGETS, TUNED, Row
 
 TITLES = {TUNED: "Mjolnir tuned", BUILT_IN: "Mjolnir untuned", **{name: name for name in STOCK}}
 """Contenders in the order of the columns."""
@@ -16,11 +18,11 @@ def page(results: Mapping[str, Any]) -> str:
     """The tables of a result file of the bench, and how it was taken."""
     rows = results["rows"]
     head = ["model", "batch x context", *TITLES.values(), "attention, times faster", "tokens/s, times more"]
-    lines = [_cells(head), _cells(["---"] * len(head))]
+    lines = [line_of(head), line_of(["---"] * len(head))]
     for (model, batch, context), here in files.points(rows).items():
         cells = [_times(here, name) for name in TITLES]
-        lines.append(_cells([model, f"{batch} x {context}", *cells, *_ratios(here)]))
-    return "\n".join([*lines, "", targets(results["figures"]), _origin(results["taken"]), ""])
+        lines.append(line_of([model, f"{batch} x {context}", *cells, *_ratios(here)]))
+    return "\n".join([*lines, "", targets.table(TARGETS, results["figures"]), _origin(results["taken"]), ""])
 
 
 def _times(here: Mapping[str, Row], name: str) -> str:
@@ -33,17 +35,6 @@ def _times(here: Mapping[str, Row], name: str) -> str:
 
 def _ratios(here: Mapping[str, Row]) -> list[str]:
     return ["" if value is None else f"{value:.2f}" for value in (files.speedup(here), files.token_ratio(here))]
-
-
-def targets(figures: Mapping[str, float]) -> str:
-    """Every figure that has a target, and whether it is met."""
-    lines = [_cells(["figure", "value", "target", ""]), _cells(["---"] * 4)]
-    for name, (sign, target) in files.TARGETS.items():
-        words = {">=": "at least", "<=": "at most"}[sign]
-        value = f"{figures[name]:.3f}" if name in figures else "not measured"
-        told = files.verdict(name, figures[name]) if name in figures else ""
-        lines.append(_cells([f"`{name}`", value, f"{words} {target:g}", told]))
-    return "\n".join([*lines, ""])
 
 
 def _origin(taken: Mapping[str, Any]) -> str:
@@ -76,7 +67,7 @@ def verified(results: Mapping[str, Any]) -> str:
         "steps on Mjolnir",
         "",
     ]
-    lines = [_cells(head), _cells(["---"] * len(head))]
+    lines = [line_of(head), line_of(["---"] * len(head))]
     for key, rows in groups.items():
         whole = [row for row in rows if "most" in row]
         most = max((row["most"] for row in whole if row["most"] is not None), default=None)
@@ -84,7 +75,7 @@ def verified(results: Mapping[str, Any]) -> str:
             ", ".join(sorted(row["against"] for row in rows)), str(sum(row["shared"] for row in whole)),
             "" if most is None else f"{most:.3f}", str(max((row["mjolnir_steps"] for row in whole), default=0)),
         ]  # fmt: skip
-        lines.append(_cells([*key, *numbers, _verdict(key[0], rows)]))
+        lines.append(line_of([*key, *numbers, _verdict(key[0], rows)]))
     taken = results["taken"]
     return "\n".join([*lines, "", f"{taken['device']}, vLLM {taken['vllm']}, torch {taken['torch']}.", ""])
 
@@ -93,7 +84,3 @@ def _verdict(mode: str, rows: Sequence[Row]) -> str:
     if any(row["problems"] for row in rows):
         return "wrong"
     return "found wrong, as it has to be" if mode == "control" else "right"
-
-
-def _cells(values: Sequence[str]) -> str:
-    return f"| {' | '.join(values)} |"

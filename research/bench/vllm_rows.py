@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mjolnir.research.answer import UsageFailure
+from mjolnir.research.bench import result_file
 
 SCHEMA = "mjolnir.bench-vllm/1"
 TUNED, BUILT_IN = "mjolnir", "mjolnir-default"
@@ -110,27 +109,14 @@ def _least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def verdict(name: str, value: float) -> str:
-    """`met`, or by how much it is missed; nothing where there is no target."""
-    if name not in TARGETS:
-        return ""
-    sign, target = TARGETS[name]
-    missed = target - value if sign == ">=" else value - target
-    return "met" if missed <= 0 else f"missed by {missed:.3g}"
-
-
 def read(path: Path) -> dict[str, Any]:
     """A result file.
 
     Raises:
         UsageFailure: it cannot be read, or is none of this bench.
     """
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        whole = data["schema"] == SCHEMA and all(name in row for row in data["rows"] for name in NAMES)
-        whole = whole and bool(data["taken"]["device"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageFailure(f"{path} cannot be read as results of `bench vllm`: {error}") from error
-    if not whole:
-        raise UsageFailure(f"{path} holds no results of `bench vllm`: its schema is {data['schema']!r}")
-    return dict(data)
+    return result_file.read(path, SCHEMA, "`bench vllm`", _whole)
+
+
+def _whole(data: Mapping[str, Any]) -> bool:
+    return all(name in row for row in data["rows"] for name in NAMES) and bool(data["taken"]["device"])

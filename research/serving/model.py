@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mjolnir.research import model_config
 from mjolnir.research.answer import UsageFailure
+from mjolnir.research.model_config import CONFIG
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +25,7 @@ ATTENTION_GAIN = 2.0
 HEAD_GAIN = 2.0
 """The same of the head: log-probabilities are spread as those of a trained model, so that a nat is little."""
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +127,13 @@ def read_config(place: Path) -> Mapping[str, Any]:
     """
     path = place if place.is_file() else place / CONFIG
     try:
-        config = json.loads(path.read_text("utf-8"))
+        return model_config.read(path)
     except OSError as error:
         raise UsageFailure(
             f"{path}: cannot be read ({error.strerror}); name the folder of a local model, or its {CONFIG}"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageFailure(f"{path} is not JSON that can be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageFailure(f"{path} is a JSON {type(config).__name__}, expected an object")
-    return config
+    except ValueError as error:
+        raise UsageFailure(str(error)) from error
 
 
 def vocabulary_of(config: Mapping[str, Any]) -> int:

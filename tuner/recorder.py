@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from mjolnir.tuner.recording import Recording, RecordingError
 
 __all__ = ["RecordingWriter", "Source"]
 
+SYNC_SECONDS = 1.0
+"""How long a line may be the system's alone: it outlives this process at once, and the machine after that."""
+
 
 class RecordingWriter(RecordingBuilder):
     """A builder whose additions survive the process, in `progress.jsonl` of the recording's folder.
 
-    Each addition is one line, on disk when the call returns; opening the folder again reads them back, and begins a new
-    chunk. A line cut short by a crash is dropped.
+    Each addition is one line, which outlives this process when the call returns, and soon the machine; opening the
+    folder again reads them back, and begins a new chunk. A line cut short by a crash is dropped.
 
     Args:
         folder: the recording's folder, made where it is missing.
@@ -31,13 +35,14 @@ class RecordingWriter(RecordingBuilder):
         RecordingError: the folder holds another recording, or damaged lines.
     """
 
-    __slots__ = ("_file", "folder")
+    __slots__ = ("_file", "_synced", "folder")
 
     def __init__(self, folder: Path, source: Source, **chunk: Any) -> None:
         super().__init__(source)
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "progress.jsonl"
+        self._synced = -SYNC_SECONDS
         identity = json.loads(json.dumps(["source", _identity(source)]))
         lines = self._read()
         if lines and lines[0] != identity:
@@ -59,6 +64,16 @@ class RecordingWriter(RecordingBuilder):
         """See `RecordingBuilder`."""
         RecordingBuilder.add(self, setting, outcome)
         self._write("setting", setting.as_dict(), _outcome_dict(outcome))
+
+    def add_further(self, outcome: Outcome) -> None:
+        """See `RecordingBuilder`."""
+        RecordingBuilder.add_further(self, outcome)
+        self._write("further", _outcome_dict(outcome))
+
+    def note(self, **facts: Any) -> None:
+        """See `RecordingBuilder`."""
+        RecordingBuilder.note(self, **facts)
+        self._write("note", facts)
 
     def add_pairs(self, timings: Sequence[Timing]) -> None:
         """See `RecordingBuilder`."""
@@ -98,7 +113,9 @@ class RecordingWriter(RecordingBuilder):
         with self._file.open("ab") as stream:
             stream.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
             stream.flush()
-            os.fsync(stream.fileno())
+            if time.monotonic() - self._synced >= SYNC_SECONDS:
+                os.fsync(stream.fileno())
+                self._synced = time.monotonic()
 
     def _replay(self, kind: str, *parts: Any) -> None:
         """Take one line back in."""
@@ -106,6 +123,10 @@ class RecordingWriter(RecordingBuilder):
             RecordingBuilder.open_chunk(self, **parts[0])
         elif kind == "setting":
             RecordingBuilder.add(self, Setting.from_dict(parts[0]), _outcome(parts[1]))
+        elif kind == "further":
+            RecordingBuilder.add_further(self, _outcome(parts[0]))
+        elif kind == "note":
+            RecordingBuilder.note(self, **parts[0])
         elif kind == "canary":
             RecordingBuilder.add_canary(self, parts[0], Setting.from_dict(parts[1]), _outcome(parts[2]))
         elif kind == "pairs":

@@ -2,23 +2,29 @@
 
 First what every replay rests on (the default, A/A pairs, rebuilds, canaries), then the grid, binary by binary in an
 order that is random but fixed, so that a recording cut short by its time still covers the space. Settings whose binary
-and plan are known at a point share that cell. Everything is on disk as it comes; the same call goes on where the last
-one stopped.
+and plan are known at a point share that cell. Then, where it is asked for, further instances of the cells near the best
+of their point, each on fresh inputs and graphs; a share of the time is kept for them. Everything is kept as it comes;
+the same call goes on where the last one stopped.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
-from mjolnir.tuner.bench import Bench, Outcome, Status, Timing
+from mjolnir.tuner.bench import Bench, BenchFailure, Outcome, Status, Timing
+from mjolnir.tuner.contenders import contenders
+from mjolnir.tuner.gpu import between
+from mjolnir.tuner.gpu.grids import EXTENTS, Extent, in_order
 from mjolnir.tuner.gpu.measure import CHAIN_SECONDS, Policy, chain_seconds, passes_of, sets_of
 from mjolnir.tuner.gpu.plans import kv_bytes_of
 from mjolnir.tuner.recorder import RecordingWriter, Source
@@ -26,22 +32,20 @@ from mjolnir.tuner.recording import RecordingError
 from mjolnir.tuner.space import grid as full_factorial
 from mjolnir.tuner.workload import Workload
 
-COARSE: Mapping[str, Sequence[int]] = {
-    "ctas_per_sm": (1, 2, 3),
-    "kv_stages": (0, 2, 4, 6),
-    "consumer_warps": (4, 8),
-    "max_splits": (0, 1, 2, 4, 8, 16, 32, 64, 128),
-    "pdl": (0, 1),
-    "l2_prefetch": (0, 1, 4),
-    "kv_evict_first": (0, 1),
-}
-"""The coarse grid: on an H200, with what cannot fit left out, 156 combinations of baked knobs, each with a merge and
-without (312 binaries), and 1404 settings."""
-
-PAIRS = 200
-REBUILDS = 10
 PROCESSES = 3
-"""A/A pairs per point, rebuilds of the default, and how many processes the rebuilds are spread over."""
+"""How many processes the rebuilds are spread over."""
+
+KEPT_SHARE = 0.35
+"""The share of the time after the foundations that is kept for further instances."""
+
+FOUNDATIONS_SHARE = 0.4
+"""The share of the whole time after which no rebuild is begun, if there is one."""
+
+RENEWED = 1000
+"""Number of the first comparison that renews inputs for further instances; those before are rebuilds."""
+
+ATTEMPTS = 3
+"""How often a comparison of the default is asked for that fails, in a dirty window say."""
 
 RECORDER_POLICY = Policy(empty_every=3)
 GATE_SECONDS = 2.5e-3
@@ -102,13 +106,11 @@ def record(
     workload: Workload,
     folder: Path,
     name: str,
-    grid: Mapping[str, Sequence[int]] | None = None,
+    extent: Extent = EXTENTS["coarse"],
     *,
     index: int = 0,
     budget: float | None = None,
     processes: int | None = None,
-    pairs: int = PAIRS,
-    rebuilds: int = REBUILDS,
     cache: Path | None = None,
     say: Callable[[str], None] = print,
     bench: RecorderBench | None = None,
@@ -119,10 +121,9 @@ def record(
         geometry, placement, workload: the problem.
         folder: where the recording goes; one that was begun there, of the same name and environment, is continued.
         name: of the recording.
-        grid: values by knob, `COARSE` when None; the built-in default is always recorded.
+        extent: what is recorded.
         budget: seconds after which no setting is begun; what there is by then is a valid recording.
         processes: compile processes.
-        pairs, rebuilds: A/A pairs per point and rebuilds.
         cache: the compile cache, None = the user's.
         say: takes one line of progress.
         bench: measures; None = a `GpuBench`.
@@ -139,7 +140,7 @@ def record(
             geometry, placement, workload, index=index, folder=cache, policy=RECORDER_POLICY, processes=processes
         )
     try:
-        return _Sitting(bench, folder, name, grid or COARSE, begin, budget, say).run(pairs, rebuilds)
+        return _Sitting(bench, folder, name, extent, begin, budget, say).run()
     finally:
         bench.close()
 
@@ -150,21 +151,23 @@ class _Sitting:
         bench: RecorderBench,
         folder: Path,
         name: str,
-        grid: Mapping[str, Sequence[int]],
+        extent: Extent,
         begin: float,
         budget: float | None,
         say: Callable[[str], None],
     ) -> None:
-        self._bench, self._say = bench, say
-        self._begin, self._budget = begin, budget
+        self._bench, self._say, self._extent = bench, say, extent
+        self._begin, self._budget = begin, math.inf if budget is None else budget
         self._default = resolve(Setting(), bench.geometry, bench.device)
-        self._order = in_order(full_factorial(bench.geometry, bench.device, grid), self._default)
+        self._order = in_order(full_factorial(bench.geometry, bench.device, extent.values), self._default)
         source = Source(name, bench.device, bench.geometry, bench.placement, bench.workload, bench.environment)
         self._writer = RecordingWriter(folder, source, settings=len(self._order))
         self._said = -REPORT_SECONDS
+        self._guesses = [cell_seconds(bench, point) for point in range(len(bench.workload.points))]
         self._seconds: dict[tuple[str, str, int], tuple[float, float]] = {}
+        self._troubles = 0
 
-    def run(self, pairs: int, rebuilds: int) -> Recorded:
+    def run(self) -> Recorded:
         for setting in self._order:
             self._bench.submit(setting)
         left = estimate(self._bench, [s for s in self._order if s not in self._writer.done])
@@ -173,13 +176,18 @@ class _Sitting:
             f"({len(self._writer.done)} are there already); about {left:.0f} s of measuring"
         )
         self._must_measure(self._default)
-        self._foundations(pairs, rebuilds)
-        reason = self._cells()
+        self._foundations()
+        try:
+            reason = self._stages()
+        except KeyboardInterrupt:
+            reason = "interrupted"
         folder = self._writer.finish()
-        seconds = time.monotonic() - self._begin
-        done = len(self._writer.done)
+        done, seconds = len(self._writer.done), self._now()
         self._say(f"recorded {done} of {len(self._order)} settings in {seconds:.0f} s ({reason}): {folder}")
         return Recorded(folder, done, len(self._order), seconds, reason)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._begin
 
     def _must_measure(self, setting: Setting) -> None:
         if setting in self._writer.done:
@@ -191,43 +199,141 @@ class _Sitting:
             )
         self._writer.add(setting, outcome)
 
-    def _foundations(self, pairs: int, rebuilds: int) -> None:
+    def _foundations(self) -> None:
         """A/A pairs, canaries, and rebuilds over several processes."""
         if not self._writer.has_pairs:
-            self._say(f"{pairs} A/A pairs per point")
-            self._writer.add_pairs(self._bench.compare_default(None, pairs))
+            self._say(f"{self._extent.pairs} A/A pairs per point")
+            self._writer.add_pairs(self._compare(None, self._extent.pairs))
         for fault in self._bench.canaries:
             if fault not in self._writer.canaries:
                 outcome = self._bench.measure_at(None, self._default, fault=fault)
                 self._say(f"canary {fault}: {outcome.status}: {outcome.reason}")
                 self._writer.add_canary(fault, self._default, outcome)
+        rebuilds = self._extent.rebuilds
         each = -(-rebuilds // PROCESSES)
-        while self._writer.rebuilds < rebuilds:
-            number = self._writer.rebuilds
+        while (number := self._writer.rebuilds) < rebuilds:
+            if number and self._now() > FOUNDATIONS_SHARE * self._budget:
+                return
             if number and number % each == 0:
                 self._bench.renew_process()
-            self._writer.add_rebuild(self._bench.compare_default(number))
+            self._writer.add_rebuild(self._compare(number))
             self._report(f"rebuild {number + 1} of {rebuilds}")
 
-    def _cells(self) -> str:
-        troubles, measured = 0, 0
+    def _compare(self, number: int | None, rounds: int | None = None) -> tuple[Timing, ...]:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._bench.compare_default(number, rounds)
+            except BenchFailure as error:
+                if attempt == ATTEMPTS:
+                    raise
+                self._say(f"{error}; once more")
+        raise AssertionError("the last attempt returns or raises")
+
+    def _stages(self) -> str:
+        """The grid, then what is taken of its best; the reason why it ended."""
+        until = self._budget
+        if self._extent.instances and math.isfinite(until):
+            until -= KEPT_SHARE * max(0.0, until - self._now())
+        try:
+            reason = self._cells(until)
+            if reason in ("complete", "time") and self._extent.instances:
+                near = self._near() if self._extent.between else []
+                later = self._further()
+                if later == "complete" and near:
+                    later = self._between(near)
+                reason = later if later != "complete" else reason
+        except BenchFailure as error:
+            return str(error)
+        return reason
+
+    def _cells(self, until: float) -> str:
+        measured = 0
         todo = [setting for setting in self._order if setting not in self._writer.done]
         for number, setting in enumerate(todo):
-            if self._budget is not None and time.monotonic() - self._begin > self._budget:
+            if self._now() > until:
                 return "time"
             outcome = self._measure(setting)
-            if outcome.status in (Status.INFRASTRUCTURE, Status.DIRTY):
-                troubles += 1
-                self._say(f"{setting}: {outcome.status}: {outcome.reason}; it stays out of the recording")
-                if troubles >= TROUBLES:
+            if self._is_trouble(setting, outcome):
+                if self._troubles >= TROUBLES:
                     return f"{TROUBLES} failures of the bench in a row"
                 continue
-            troubles = 0
             measured += len(outcome.timings)
             if outcome.status is not Status.MEASURED:
                 self._say(f"{setting}: {outcome.status}: {outcome.reason}")
             self._writer.add(setting, outcome)
             self._report(f"{number + 1} of {len(todo)} settings, {measured} cells", (number + 1) / len(todo))
+        return "complete"
+
+    def _is_trouble(self, setting: Setting, outcome: Outcome) -> bool:
+        """Whether the bench failed and not the setting; counts how often that was in a row."""
+        if outcome.status not in (Status.INFRASTRUCTURE, Status.DIRTY):
+            self._troubles = 0
+            return False
+        self._troubles += 1
+        self._say(f"{setting}: {outcome.status}: {outcome.reason}; it stays out of the recording")
+        return True
+
+    def _further(self) -> str:
+        """Further instances of the cells near the best of their point."""
+        cells, ratios = self._writer.table()
+        near, settings = contenders(cells, ratios), list(self._writer.done)
+        self._say(
+            f"{self._extent.instances} further instances of {sum(map(len, near.values()))} cells "
+            f"near the best, of {len(near)} settings"
+        )
+        for number in range(self._extent.instances):
+            lacking = {
+                place: [point for point in points if self._writer.further(int(cells[place, point])) <= number]
+                for place, points in near.items()
+            }
+            todo = [(settings[place], points) for place, points in lacking.items() if points]
+            if todo and self._now() <= self._budget:
+                self._compare(RENEWED + number)  # all points get fresh inputs, which graphs must be captured for
+            for setting, points in todo:
+                if self._now() > self._budget:
+                    return "time"
+                outcome = self._bench.measure_at(None, setting, points=points)
+                if self._is_trouble(setting, outcome):
+                    if self._troubles >= TROUBLES:
+                        return f"{TROUBLES} failures of the bench in a row"
+                elif outcome.status is Status.MEASURED:
+                    self._writer.add_further(outcome)
+                else:
+                    self._say(f"{setting}, further instance: {outcome.status}: {outcome.reason}")
+                self._report(f"instance {number + 1} of {self._extent.instances}")
+        return "complete"
+
+    def _near(self) -> list[Setting]:
+        """What `between` looks at, compiled meanwhile; nothing where that has been done."""
+        if self._writer.noted("between"):
+            return []
+        cells, ratios = self._writer.table()
+        settings, points = list(self._writer.done), self._largest()
+        places = np.flatnonzero((cells >= 0).all(axis=1))
+        near = between.chosen([settings[place] for place in places], ratios[cells[np.ix_(places, points)]])
+        for setting in near:
+            self._bench.submit(setting)
+        return near
+
+    def _largest(self) -> list[int]:
+        """The points that read most, in order."""
+        reads = [sum(point.contexts) for point in self._bench.workload.points]
+        return sorted(sorted(range(len(reads)), key=lambda point: -reads[point])[: between.POINTS])
+
+    def _between(self, near: Sequence[Setting]) -> str:
+        points = self._largest()
+        found: dict[Setting, list[float]] = {}
+        for number, setting in enumerate(near):
+            if self._now() > self._budget:
+                return "time"
+            outcome = self._bench.measure_at(None, setting, points=points)
+            if outcome.status is Status.MEASURED:
+                found[setting] = [ratio(timing) for timing in outcome.timings]
+            self._report(f"{number + 1} of {len(near)} prefetch distances")
+        summary = between.told(found, self._writer.rebuild_noise()[points].tolist(), points)
+        self._writer.note(between=summary)
+        for entry in summary["points"]:
+            self._say(f"prefetch distances at point {entry['point']}: {entry['distances']}, noise {entry['noise']}")
         return "complete"
 
     def _measure(self, setting: Setting) -> Outcome:
@@ -240,7 +346,7 @@ class _Sitting:
             outcome = self._bench.measure_at(None, setting, points=new)
         if outcome.status is not Status.MEASURED:
             return outcome
-        guesses = [cell_seconds(self._bench, point) for point in range(len(plans))]
+        guesses = self._guesses
         total = sum(guesses[point] for point in new)
         for point in new:
             share = guesses[point] / total
@@ -252,7 +358,7 @@ class _Sitting:
         return replace(outcome, phases={**outcome.phases, "gate": gate, "measure": measure})
 
     def _report(self, text: str, share: float = 0.0) -> None:
-        now = time.monotonic() - self._begin
+        now = self._now()
         if now - self._said < REPORT_SECONDS:
             return
         self._said = now
@@ -260,14 +366,10 @@ class _Sitting:
         self._say(f"{now:5.0f} s: {text}{left}")
 
 
-def in_order(settings: Sequence[Setting], default: Setting) -> list[Setting]:
-    """The default first, then all settings by binary, binaries in an order that is random but always the same."""
-
-    def place(setting: Setting) -> tuple[str, int]:
-        baked = {name: value for name, value in setting.as_dict().items() if name != "max_splits"}
-        return hashlib.sha256(repr(baked).encode()).hexdigest(), setting.max_splits
-
-    return [default, *sorted(set(settings) - {default}, key=place)]
+def ratio(timing: Timing) -> float:
+    """The candidate's time over the baseline's, both medians without the empty chain's."""
+    candidate, baseline, empty = (float(np.median(part)) for part in (timing.candidate, timing.baseline, timing.empty))
+    return (candidate - empty) / (baseline - empty)
 
 
 def estimate(bench: RecorderBench, settings: Sequence[Setting]) -> float:
@@ -283,7 +385,8 @@ def estimate(bench: RecorderBench, settings: Sequence[Setting]) -> float:
             plans[shape] = bench.plans(setting)
         binary = replace(setting, max_splits=int(setting.max_splits == 1))
         cells |= {(binary, point, plan) for point, plan in enumerate(plans[shape])}
-    return sum(cell_seconds(bench, point) for _, point, _ in cells)
+    seconds = [cell_seconds(bench, point) for point in range(len(bench.workload.points))]
+    return sum(seconds[point] for _, point, _ in cells)
 
 
 def cell_seconds(bench: RecorderBench, point: int) -> float:

@@ -19,7 +19,8 @@ from mjolnir.kernel.variant import Variant, resolve
 from mjolnir.tuner.bench import CANARIES, OneByOne, Outcome, Race, Status, Timing
 from mjolnir.tuner.gpu import recorder
 from mjolnir.tuner.gpu.plans import plan_digests
-from mjolnir.tuner.gpu.recorder import COARSE, RECORDER_POLICY, Recorded, estimate, in_order, record
+from mjolnir.tuner.gpu.grids import COARSE, EXTENTS, FULL, Extent, in_order
+from mjolnir.tuner.gpu.recorder import RECORDER_POLICY, Recorded, estimate, record
 from mjolnir.tuner.recording import Recording, RecordingError
 from mjolnir.tuner.space import grid as full_factorial
 from mjolnir.tuner.workload import DECODE8, Workload
@@ -115,9 +116,9 @@ class Bench(OneByOne):
 
 
 def run(folder: Path, bench: Bench, say: Callable[[str], None] = lambda line: None, **values: Any) -> Recorded:
-    return record(
-        GEOMETRY, Placement(), DECODE8, folder, "h200-test", values.pop("grid", GRID), bench=bench, say=say, **values
-    )
+    facts = {name: values.pop(name) for name in ("pairs", "rebuilds", "instances", "between") if name in values}
+    extent = Extent(values.pop("grid", GRID), **facts)
+    return record(GEOMETRY, Placement(), DECODE8, folder, "h200-test", extent, bench=bench, say=say, **values)
 
 
 def test_a_whole_grid_is_recorded(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_the_coarse_grid_takes_under_four_minutes_by_estimate() -> None:
 def test_a_small_grid_on_the_gpu(tmp_path: Path) -> None:
     workload = Workload("two", (DECODE8.points[0], DECODE8.points[5]))
     grid = {"max_splits": (0, 1, 8), "pdl": (0, 1)}
-    done = record(GEOMETRY, Placement(), workload, tmp_path, "smoke", grid, pairs=24, rebuilds=4)
+    done = record(GEOMETRY, Placement(), workload, tmp_path, "smoke", Extent(grid, pairs=24, rebuilds=4))
     assert (done.settings, done.reason) == (6, "complete")
     made = Recording.load(tmp_path)
     assert [canary["status"] for canary in made.canaries] != ["measured"] * 3

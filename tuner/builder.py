@@ -148,7 +148,9 @@ class RecordingBuilder:
         """
         keys = [(outcome.binary, outcome.plans[timing.point], timing.point) for timing in outcome.timings]
         if outcome.status is not Status.MEASURED or any(key not in self._known for key in keys):
-            raise RecordingError(f"{outcome.status}, binary {outcome.binary}: no further instance of cells that are there")
+            raise RecordingError(
+                f"{outcome.status}, binary {outcome.binary}: no further instance of cells that are there"
+            )
         for key, timing in zip(keys, outcome.timings, strict=True):
             self._further.setdefault(self._known[key], []).append(self._new_cell(timing, key[1]))
 

@@ -16,6 +16,9 @@ from mjolnir.tuner.recording import Recording, RecordingError
 
 __all__ = ["RecordingWriter", "Source"]
 
+CARD = ("device_uuid",)
+"""What of an environment tells one card from another of its kind."""
+
 SYNC_SECONDS = 1.0
 """How long a line may be the system's alone: it outlives this process at once, and the machine after that."""
 
@@ -28,7 +31,8 @@ class RecordingWriter(RecordingBuilder):
 
     Args:
         folder: the recording's folder, made where it is missing.
-        source: what is recorded; has to be that of the lines already there.
+        source: what is recorded; has to be that of the lines already there, but may be on another card of its kind:
+            all that is recorded is timed against the default beside it, and chunks say which card they are from.
         chunk: facts of this sitting.
 
     Raises:
@@ -45,7 +49,7 @@ class RecordingWriter(RecordingBuilder):
         self._synced = -SYNC_SECONDS
         identity = json.loads(json.dumps(["source", _identity(source)]))
         lines = self._read()
-        if lines and lines[0] != identity:
+        if lines and _but_for_the_card(lines[0]) != _but_for_the_card(identity):
             raise RecordingError(
                 f"{self._file}: another recording ({lines[0][1]['name']}) was begun here; choose another folder"
             )
@@ -53,7 +57,8 @@ class RecordingWriter(RecordingBuilder):
             self._replay(*line)
         if not lines:
             self._write("source", _identity(source))
-        self.open_chunk(**chunk)
+        card = {name: source.environment[name] for name in CARD if name in source.environment}
+        self.open_chunk(**chunk, **card)
 
     def open_chunk(self, **facts: Any) -> None:
         """See `RecordingBuilder`."""
@@ -146,6 +151,12 @@ def _identity(source: Source) -> dict[str, Any]:
         "workload": source.workload.as_dict(),
         "environment": dict(source.environment),
     }
+
+
+def _but_for_the_card(line: Any) -> Any:
+    kind, identity = line
+    environment = {name: value for name, value in identity["environment"].items() if name not in CARD}
+    return kind, {**identity, "environment": environment}
 
 
 def _outcome_dict(outcome: Outcome) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def prepare_between(sitting: Sitting) -> list[Setting]:
     cells, ratios = sitting.writer.table()
     settings = list(sitting.writer.done)
     places = np.flatnonzero((cells >= 0).all(axis=1))
-    values = ratios[cells[np.ix_(places, _largest(sitting))]]
+    values = ratios[cells[places][:, _largest(sitting)]]
     found = between.chosen([settings[place] for place in places], values)
     for setting in found:
         sitting.bench.submit(setting)
@@ -86,7 +86,8 @@ def look_between(sitting: Sitting, settings: Sequence[Setting]) -> str:
             found[setting] = [_ratio(timing) for timing in outcome.timings]
         sitting.report(f"{number + 1} of {len(settings)} prefetch distances")
     summary = between.told(found, sitting.writer.rebuild_noise()[points].tolist(), points)
-    sitting.writer.note(between=summary)
+    if summary["settings"]:
+        sitting.writer.note(between=summary)
     for entry in summary["points"]:
         sitting.say(f"prefetch distances at point {entry['point']}: {entry['distances']}, noise {entry['noise']}")
     return "complete"

@@ -59,6 +59,7 @@ class RecordingBuilder:
     _places: list[list[int]] = field(default_factory=list)
     _cells: list[_Cell] = field(default_factory=list)
     _known: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _further: dict[int, list[int]] = field(default_factory=dict)
     _windows: dict[str, int] = field(default_factory=dict)
     _chunks: list[dict[str, Any]] = field(default_factory=list)
     _canaries: list[dict[str, Any]] = field(default_factory=list)
@@ -82,7 +83,7 @@ class RecordingBuilder:
 
     def open_chunk(self, **facts: Any) -> None:
         """Begin a sitting; what is added from here on belongs to it."""
-        self._chunks.append(facts)
+        self._chunks.append(dict(facts))
 
     def has_cell(self, binary: str, plan: str, point: int) -> bool:
         """Whether a binary has been timed at a point with this plan: then another setting with both need not be."""
@@ -125,10 +126,52 @@ class RecordingBuilder:
                 raise RecordingError(f"{setting}: point {point} was not timed, and no equal binary and plan was")
         for point, key in enumerate(keys):
             if key not in self._known:
-                self._known[key] = len(self._cells)
-                timing = timed[point]
-                self._cells.append(_Cell(timing, int(key[1], 16), self._window(timing.window), self._chunk()))
+                self._known[key] = self._new_cell(timed[point], key[1])
         return [self._known[key] for key in keys]
+
+    def _new_cell(self, timing: Timing, plan: str) -> int:
+        self._cells.append(_Cell(timing, int(plan, 16), self._window(timing.window), self._chunk()))
+        return len(self._cells) - 1
+
+    def further(self, cell: int) -> int:
+        """How many further instances a cell of `table` has."""
+        return len(self._further.get(cell, ()))
+
+    def add_further(self, outcome: Outcome) -> None:
+        """Add one more instance of cells that are there: taken on fresh inputs, with graphs captured anew.
+
+        Args:
+            outcome: measured, with `plans` for all points, and timings of known cells.
+
+        Raises:
+            RecordingError: it was not measured, or no setting with such a cell has been added.
+        """
+        keys = [(outcome.binary, outcome.plans[timing.point], timing.point) for timing in outcome.timings]
+        if outcome.status is not Status.MEASURED or any(key not in self._known for key in keys):
+            raise RecordingError(
+                f"{outcome.status}, binary {outcome.binary}: no further instance of cells that are there"
+            )
+        for key, timing in zip(keys, outcome.timings, strict=True):
+            self._further.setdefault(self._known[key], []).append(self._new_cell(timing, key[1]))
+
+    def table(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The cells of each setting, in the order of `done`, at each point, -1 where it has none; and of each cell the
+        ratio of its time to the default's, both without the empty chain."""
+        candidate, baseline, empty = (
+            np.median([getattr(cell.timing, name) for cell in self._cells], axis=1)
+            for name in ("candidate", "baseline", "empty")
+        )
+        return np.array(self._places), (candidate - empty) / (baseline - empty)
+
+    def rebuild_noise(self) -> npt.NDArray[np.float64]:
+        """Root mean square of the rebuilds' logarithms, by point."""
+        chains = [
+            [np.median([t.candidate, t.baseline], axis=1) - np.median(t.empty) for t in rebuild]
+            for rebuild in self._rebuilds
+        ]
+        logs = np.log(np.array(chains))
+        found: npt.NDArray[np.float64] = np.sqrt(np.square(logs[..., 0] - logs[..., 1]).mean(axis=0))
+        return found
 
     def _binary(self, outcome: Outcome) -> int:
         if outcome.binary not in self._binaries:
@@ -193,6 +236,25 @@ class RecordingBuilder:
             arrays=self._arrays(),
         )
 
+    def _by_instance(self) -> npt.NDArray[np.int64]:
+        """The cells by instance, setting and point; see `cells.ARRAYS`."""
+        first = np.array(self._places)
+        count = 1 + max(map(len, self._further.values()), default=0)
+        copies = np.tile(np.arange(len(self._cells)), (count, 1))
+        for cell, further in self._further.items():
+            own = [cell, *further]
+            copies[:, cell] = [own[number % len(own)] for number in range(count)]
+        return np.where(first >= 0, copies[:, first], -1)
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the sitting at hand."""
+        self._chunk()
+        self._chunks[-1].update(facts)
+
+    def noted(self, name: str) -> bool:
+        """Whether a sitting has a fact of this name."""
+        return any(name in chunk for chunk in self._chunks)
+
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         statuses = list(Status)
         columns: dict[str, Any] = {
@@ -201,7 +263,7 @@ class RecordingBuilder:
             "setting_binary": [row[1] for row in self._rows],
             "setting_ms": [row[2:] for row in self._rows],
             "binary_ms": self._compile_ms,
-            "cell": [self._places],
+            "cell": self._by_instance(),
             "cell_plan": [cell.plan for cell in self._cells],
             "cell_window": [cell.window for cell in self._cells],
             "cell_chunk": [cell.chunk for cell in self._cells],

@@ -52,7 +52,8 @@ ARRAYS: Mapping[str, tuple[str, str]] = {
 
 S settings, K knobs, B binaries, P points, I instances, C cells with R rounds and E empty chains each; A pairs and F
 empty chains of the A/A comparison; G rebuilds with Q rounds and H empty chains each. `setting_ms`: gate, measuring.
-`cell[i, s, p]` is the cell of a setting at a point, -1 where there is none; equal binary and plan share one.
+`cell[i, s, p]` is the cell of a setting at a point, -1 where there is none; equal binary and plan share one. A cell
+with fewer instances than another has those that it has repeated in turn: a mean over I is one over its instances.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,32 +16,40 @@ from mjolnir.tuner.recording import Recording, RecordingError
 
 __all__ = ["RecordingWriter", "Source"]
 
+CARD = ("device_uuid",)
+"""What of an environment tells one card from another of its kind."""
+
+SYNC_SECONDS = 1.0
+"""How long a line may be the system's alone: it outlives this process at once, and the machine after that."""
+
 
 class RecordingWriter(RecordingBuilder):
     """A builder whose additions survive the process, in `progress.jsonl` of the recording's folder.
 
-    Each addition is one line, on disk when the call returns; opening the folder again reads them back, and begins a new
-    chunk. A line cut short by a crash is dropped.
+    Each addition is one line, which outlives this process when the call returns, and soon the machine; opening the
+    folder again reads them back, and begins a new chunk. A line cut short by a crash is dropped.
 
     Args:
         folder: the recording's folder, made where it is missing.
-        source: what is recorded; has to be that of the lines already there.
+        source: what is recorded; has to be that of the lines already there, but may be on another card of its kind:
+            all that is recorded is timed against the default beside it, and chunks say which card they are from.
         chunk: facts of this sitting.
 
     Raises:
         RecordingError: the folder holds another recording, or damaged lines.
     """
 
-    __slots__ = ("_file", "folder")
+    __slots__ = ("_file", "_synced", "folder")
 
     def __init__(self, folder: Path, source: Source, **chunk: Any) -> None:
         super().__init__(source)
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "progress.jsonl"
+        self._synced = -SYNC_SECONDS
         identity = json.loads(json.dumps(["source", _identity(source)]))
         lines = self._read()
-        if lines and lines[0] != identity:
+        if lines and _but_for_the_card(lines[0]) != _but_for_the_card(identity):
             raise RecordingError(
                 f"{self._file}: another recording ({lines[0][1]['name']}) was begun here; choose another folder"
             )
@@ -48,7 +57,8 @@ class RecordingWriter(RecordingBuilder):
             self._replay(*line)
         if not lines:
             self._write("source", _identity(source))
-        self.open_chunk(**chunk)
+        card = {name: source.environment[name] for name in CARD if name in source.environment}
+        self.open_chunk(**chunk, **card)
 
     def open_chunk(self, **facts: Any) -> None:
         """See `RecordingBuilder`."""
@@ -59,6 +69,16 @@ class RecordingWriter(RecordingBuilder):
         """See `RecordingBuilder`."""
         RecordingBuilder.add(self, setting, outcome)
         self._write("setting", setting.as_dict(), _outcome_dict(outcome))
+
+    def add_further(self, outcome: Outcome) -> None:
+        """See `RecordingBuilder`."""
+        RecordingBuilder.add_further(self, outcome)
+        self._write("further", _outcome_dict(outcome))
+
+    def note(self, **facts: Any) -> None:
+        """See `RecordingBuilder`."""
+        RecordingBuilder.note(self, **facts)
+        self._write("note", facts)
 
     def add_pairs(self, timings: Sequence[Timing]) -> None:
         """See `RecordingBuilder`."""
@@ -98,7 +118,9 @@ class RecordingWriter(RecordingBuilder):
         with self._file.open("ab") as stream:
             stream.write(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n")
             stream.flush()
-            os.fsync(stream.fileno())
+            if time.monotonic() - self._synced >= SYNC_SECONDS:
+                os.fsync(stream.fileno())
+                self._synced = time.monotonic()
 
     def _replay(self, kind: str, *parts: Any) -> None:
         """Take one line back in."""
@@ -106,6 +128,10 @@ class RecordingWriter(RecordingBuilder):
             RecordingBuilder.open_chunk(self, **parts[0])
         elif kind == "setting":
             RecordingBuilder.add(self, Setting.from_dict(parts[0]), _outcome(parts[1]))
+        elif kind == "further":
+            RecordingBuilder.add_further(self, _outcome(parts[0]))
+        elif kind == "note":
+            RecordingBuilder.note(self, **parts[0])
         elif kind == "canary":
             RecordingBuilder.add_canary(self, parts[0], Setting.from_dict(parts[1]), _outcome(parts[2]))
         elif kind == "pairs":
@@ -125,6 +151,12 @@ def _identity(source: Source) -> dict[str, Any]:
         "workload": source.workload.as_dict(),
         "environment": dict(source.environment),
     }
+
+
+def _but_for_the_card(line: Any) -> Any:
+    kind, identity = line
+    environment = {name: value for name, value in identity["environment"].items() if name not in CARD}
+    return kind, {**identity, "environment": environment}
 
 
 def _outcome_dict(outcome: Outcome) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.bench import CANARIES, Status
 from mjolnir.tuner.cells import LARGEST_FILE, RecordingError, check_shapes, read_cells, write_cells
 from mjolnir.tuner.earlier import as_of_now
+from mjolnir.tuner.windows import pack, unpack
 from mjolnir.tuner.workload import Workload
 
 __all__ = ["SCHEMA", "Recording", "RecordingError", "packaged", "packaged_names"]
@@ -167,8 +168,9 @@ class Recording:
         folder.mkdir(parents=True, exist_ok=True)
         cells = folder / "cells.npz"
         write_cells(cells, self.arrays)
-        text = json.dumps(self._header(hashlib.sha256(cells.read_bytes()).hexdigest()), indent=1, sort_keys=True)
-        (folder / "recording.json").write_text(text + "\n")
+        header = self._header(hashlib.sha256(cells.read_bytes()).hexdigest())
+        lines = (f"{json.dumps(name)}: {_line(header[name])}" for name in sorted(header))
+        (folder / "recording.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
         for path in (cells, folder / "recording.json"):
             if path.stat().st_size > LARGEST_FILE:
                 raise RecordingError(f"{path}: {path.stat().st_size} bytes, a recording may have {LARGEST_FILE}")
@@ -186,7 +188,7 @@ class Recording:
             "statuses": [str(status) for status in Status],
             "binaries": list(self.binaries),
             "reasons": {str(place): text for place, text in self.reasons.items()},
-            "windows": [dict(window) for window in self.windows],
+            "windows": pack(self.windows),
             "chunks": [dict(chunk) for chunk in self.chunks],
             "canaries": [dict(canary) for canary in self.canaries],
             "cells_sha256": digest,
@@ -218,15 +220,19 @@ class Recording:
                 environment=dict(header["environment"]),
                 binaries=tuple(map(str, header["binaries"])),
                 reasons={int(place): str(text) for place, text in header["reasons"].items()},
-                windows=tuple(map(dict, header["windows"])),
+                windows=unpack(header["windows"]),
                 chunks=tuple(map(dict, header["chunks"])),
                 canaries=tuple(map(dict, header["canaries"])),
                 arrays={**arrays, "setting": table},
             )
         except RecordingError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
             raise RecordingError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 over their medians, drawn in blocks of neighbouring rounds (a circular block bootstrap, Politis and Romano 1992), both
 arms of a pair together, so that drift and common noise stay. A fresh process adds a bias to each arm that it builds
 anew: the logarithm of a recorded rebuild, the same rebuild at all points. The baseline is the reference and has none.
+Where cells were recorded on several instances, a trial and an instance each draw one of them, the same for all points
+and arms, as all were timed against the same default there; what a setting truly takes is the mean over them.
 
 **Clock.** Whole microseconds. A compile begins when a worker of the pool is free and takes what was recorded; a trial
 waits for its compile, then takes its recorded gate and measuring time. All draws depend on the seed and on the number
@@ -156,8 +158,7 @@ class ReplayBench(OneByOne):
             phases = self._spend(place, binary)
             return Outcome(status, self.recording.reasons.get(place, ""), binary=key, phases=phases)
         rng = np.random.default_rng((self._seed, TRIAL, trial))
-        copies = self.recording.arrays["cell"]
-        cells = copies[int(rng.integers(len(copies))) if len(copies) > 1 else 0, place]
+        cells = self.recording.arrays["cell"][self._drawn(rng), place]
         plans = tuple(f"{plan:016x}" for plan in self.recording.arrays["cell_plan"][cells].tolist())
         facts = {"compile_seconds": int(self.recording.arrays["binary_ms"][binary]) / 1e3}
         timings = self._timings(cells, rng)
@@ -184,6 +185,7 @@ class ReplayBench(OneByOne):
             if place is None or self.recording.status(place) is not Status.MEASURED:
                 return Instance(Status.INFEASIBLE, f"the recording has no timings of {arm}")
         rng = np.random.default_rng((self._seed, ROUNDS, request.number))
+        drawn = self._drawn(rng)
         points = np.array(request.points)
         empty = self._empty_level[points]
         net = self._pair_level[points] - empty
@@ -196,7 +198,7 @@ class ReplayBench(OneByOne):
             index = self._blocks(points, request.rounds, rng)
             own = (self._residuals[0] - self._residuals[1])[points[:, None], index]
             bias = self._process_bias(request.process, self._resolve(arm))[points]
-            chain = empty + net * self._true_ratios(int(place or 0))[points] * np.exp(bias)
+            chain = empty + net * self._ratios(int(place or 0), drawn)[points] * np.exp(bias)
             arms.append(chain[:, None] * np.exp(shared + own) - empty[:, None])
         table = np.rint(np.stack(arms, axis=1)).astype(np.int64)
         self.advance(PROCESS_START / 4 + SAMPLE_REPEATS * float(table.sum()) / 1e9)
@@ -256,12 +258,17 @@ class ReplayBench(OneByOne):
         empty = self.recording.arrays["pair_empty"]
         return empty[:, rng.integers(empty.shape[1], size=min(empty.shape[1], 12))]
 
-    def _true_ratios(self, place: int) -> Floats:
-        """Recorded ratio to the default at each point, chain-free, the mean over recorded instances."""
-        cells = self.recording.arrays["cell"][:, place]
+    def _drawn(self, rng: np.random.Generator) -> int:
+        """One of the recorded instances."""
+        count = len(self.recording.arrays["cell"])
+        return int(rng.integers(count)) if count > 1 else 0
+
+    def _ratios(self, place: int, drawn: int) -> Floats:
+        """Recorded ratio to the default at each point, chain-free, of one recorded instance."""
+        cells = self.recording.arrays["cell"][drawn, place]
         empty = self._cell_empty[cells]
         ratios: Floats = (self._cell_candidate[cells] - empty) / (self._cell_baseline[cells] - empty)
-        return np.asarray(np.exp(np.log(ratios).mean(axis=0)))
+        return ratios
 
     def _process_bias(self, process: int, setting: Setting) -> Floats:
         """The bias of one arm in one process, by point, as a logarithm."""

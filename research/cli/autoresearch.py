@@ -164,6 +164,19 @@ def record(
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, help="Stop after this much time; begin again to go on.")
     ] = 30.0,
+    grid: Annotated[
+        str, typer.Option("--grid", help="coarse (1,404 settings) or full (3,960, and the best of them over again).")
+    ] = "coarse",
+    pairs: Annotated[
+        int | None, typer.Option("--pairs", min=8, help="A/A pairs per point; 200, of the full grid 2000.")
+    ] = None,
+    rebuilds: Annotated[
+        int | None, typer.Option("--rebuilds", min=1, help="Rebuilds of the default; 10, of the full grid 30.")
+    ] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option("--instances", min=0, help="Further instances of the cells near the best; 0, of the full grid 6."),
+    ] = None,
     geometry: options.Geometry = None,
     placement: options.Placement = None,
     workload: options.Workload = None,
@@ -176,7 +189,8 @@ def record(
         from mjolnir.research.request import Request
 
         request = Request(device=device, geometry=geometry, placement=placement, workload=workload)
-        return twin.record(request, name, out, minutes, console(stderr=as_json).print)
+        say = console(stderr=as_json).print
+        return twin.record(request, name, out, minutes, say, grid, pairs, rebuilds, instances)
 
     answer(work, as_json)
 

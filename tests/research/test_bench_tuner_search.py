@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,24 @@ def test_the_planted_winner_has_no_regret_and_all_others_five_percent(table: Tab
     others = np.delete(table.regrets, winner, axis=0)
     assert others == pytest.approx(np.full(others.shape, np.log(1.05)), abs=0.008)
     assert table.truth[winner] == pytest.approx(np.full(2, -np.log(1.05)), abs=0.004)
+
+
+def test_truth_and_regret_are_means_over_the_instances(table: Table) -> None:
+    source = table.source
+    arrays, count = dict(source.arrays), len(source.arrays["candidate"])
+    for name in ("candidate", "baseline", "empty", "cell_plan", "cell_window", "cell_chunk"):
+        arrays[name] = np.concatenate([arrays[name], arrays[name]])
+    winner = source.arrays["cell"][0, source.index[WINNER]]
+    net = arrays["candidate"][winner] - 9000.0
+    arrays["candidate"][winner + count] = np.rint(9000 + 1.02**2 * net)
+    arrays["cell"] = np.concatenate([arrays["cell"], arrays["cell"] + count])
+    two = Table(replace(source, arrays=arrays))
+    place = place_of(table, WINNER)
+    assert two.truth[place] - table.truth[place] == pytest.approx(np.full(2, np.log(1.02)), abs=2e-3)
+    assert np.delete(two.truth, place, axis=0) == pytest.approx(np.delete(table.truth, place, axis=0))
+    others = np.delete(two.regrets, place, axis=0)
+    assert others == pytest.approx(np.full(others.shape, np.log(1.05 / 1.02)), abs=0.008)
+    assert two.regrets[place].tolist() == [0.0, 0.0]
 
 
 def test_draws_are_those_of_the_setting_whoever_asks(table: Table) -> None:

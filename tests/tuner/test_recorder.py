@@ -124,3 +124,45 @@ def test_a_recording_needs_its_parts(tmp_path: Path) -> None:
     writer.add(DEFAULT, measured())
     with pytest.raises(RecordingError, match="needs measured settings, the A/A pairs and at least one rebuild"):
         writer.finish()
+
+
+def test_further_instances_stand_beside_the_first_and_survive(tmp_path: Path) -> None:
+    writer = filled(RecordingWriter(tmp_path, SOURCE))
+    writer.add(OTHER, measured(4000, plans=("1", "3")))  # shares the cell of point 0
+    for level in (2500, 2600):
+        first = replace(measured(level), timings=timings(level)[:1])
+        writer.add_further(first)
+    writer.add_further(replace(measured(4100, plans=("1", "3")), timings=timings(4100)[1:]))
+    again = RecordingWriter(tmp_path, SOURCE)
+    recording = Recording.load(again.finish())
+    levels = recording.arrays["candidate"][:, 0][recording.arrays["cell"]]
+    assert levels.tolist() == [[[2000, 2010], [2000, 4010]], [[2500, 2010], [2500, 4110]], [[2600, 2010], [2600, 4010]]]
+    cells, ratios = again.table()
+    assert [again.further(cell) for cell in cells[1]] == [2, 1]
+    assert ratios[cells[0, 0]] == (2001 - 501) / (2101 - 501)
+
+
+def test_a_further_instance_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    writer = filled(RecordingWriter(tmp_path, SOURCE))
+    with pytest.raises(RecordingError, match="no further instance of cells that are there"):
+        writer.add_further(measured(plans=("7", "2")))
+    with pytest.raises(RecordingError, match="crashed, binary aa: no further"):
+        writer.add_further(replace(measured(), status=Status.CRASHED, timings=()))
+
+
+def test_what_is_noted_of_a_sitting_survives(tmp_path: Path) -> None:
+    filled(RecordingWriter(tmp_path, SOURCE, host="a")).note(between={"settings": 3})
+    again = RecordingWriter(tmp_path, SOURCE, host="b")
+    assert again.noted("between")
+    assert not again.noted("beyond")
+    assert Recording.load(again.finish()).chunks == ({"host": "a", "between": {"settings": 3}}, {"host": "b"})
+
+
+def test_a_recording_goes_on_on_another_card_of_the_kind(tmp_path: Path) -> None:
+    cards = [replace(SOURCE, environment={**SOURCE.environment, "device_uuid": f"GPU-{n}"}) for n in range(2)]
+    filled(RecordingWriter(tmp_path, cards[0]))
+    writer = RecordingWriter(tmp_path, cards[1])
+    writer.add(OTHER, measured(binary="bb"))
+    assert Recording.load(writer.finish()).chunks == ({"device_uuid": "GPU-0"}, {"device_uuid": "GPU-1"})
+    with pytest.raises(RecordingError, match="another recording"):
+        RecordingWriter(tmp_path, replace(cards[0], environment={"kernel_hash": "other"}))

@@ -41,6 +41,38 @@ def test_replayed_ratios_lie_around_the_recorded_ones(gain: Recording) -> None:
     assert ratios.mean(axis=0) == pytest.approx(1 / 1.05, abs=0.006)
 
 
+@pytest.fixture
+def twice(gain: Recording) -> Recording:
+    """A recording with a second instance of each cell, on which candidates take a tenth longer than on the first."""
+    arrays, count = dict(gain.arrays), len(gain.arrays["candidate"])
+    for name in ("candidate", "baseline", "empty", "cell_plan", "cell_window", "cell_chunk"):
+        arrays[name] = np.concatenate([arrays[name], arrays[name]])
+    arrays["candidate"][count:] = np.rint(9000 + 1.1 * (arrays["candidate"][:count] - 9000.0))
+    arrays["cell"] = np.concatenate([arrays["cell"], np.where(arrays["cell"] >= 0, arrays["cell"] + count, -1)])
+    return replace(gain, arrays=arrays)
+
+
+def test_a_trial_draws_one_of_the_recorded_instances(twice: Recording) -> None:
+    bench = ReplayBench(twice)
+    ratios = np.array([point_ratios(bench.measure(trial, WINNER).timings) for trial in range(100)])
+    slow = ratios > 1 / 1.05 * 1.05
+    assert (slow.all(axis=1) | ~slow.any(axis=1)).all()
+    assert 0.3 < slow.mean() < 0.7
+    assert np.median(ratios[slow]) / np.median(ratios[~slow]) == pytest.approx(1.1, abs=0.01)
+
+
+def test_the_arms_of_an_instance_share_one_of_the_recorded_instances(twice: Recording) -> None:
+    bench = ReplayBench(twice)
+    arms = (WINNER, ANY, Setting())
+    found = []
+    for number in range(60):
+        samples = bench.instance(InstanceRequest(number, number, (0, 1, 2), arms)).samples
+        found.append([instance_values(samples, arm, 2) for arm in (0, 1)])
+    slow = np.array(found) > np.mean(found, axis=0)
+    assert (slow[:, 0] == slow[:, 1]).all()
+    assert 0.3 < slow.mean() < 0.7
+
+
 def test_replayed_noise_is_distributed_as_the_recorded_one(modelled: Recording) -> None:
     bench = ReplayBench(modelled)
     replayed, recorded = [], []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry
@@ -15,10 +17,13 @@ def plan_digests(setting: Setting, workload: Workload, geometry: Geometry, devic
     capacity = capacity_of(workload, geometry)
     heads = geometry.heads_kv * engine_for(geometry, device.arch).blocks
     grid = device.sm_count * setting.ctas_per_sm
-    return [
-        make_plan(point.contexts, heads, grid, setting.max_splits, capacity=capacity).digest()
-        for point in workload.points
-    ]
+    return [_digest(point.contexts, heads, grid, setting.max_splits, capacity) for point in workload.points]
+
+
+@lru_cache(maxsize=4096)
+def _digest(contexts: tuple[int, ...], heads: int, grid: int, max_splits: int, capacity: int) -> str:
+    """Thousands of settings have few plans, and a plan takes a good part of a millisecond."""
+    return make_plan(contexts, heads, grid, max_splits, capacity=capacity).digest()
 
 
 def capacity_of(workload: Workload, geometry: Geometry) -> int:

@@ -16,10 +16,11 @@ from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant, resolve
-from mjolnir.tuner.bench import CANARIES, OneByOne, Outcome, Race, Status, Timing
-from mjolnir.tuner.gpu import recorder
+from mjolnir.tuner.bench import CANARIES, BenchFailure, OneByOne, Outcome, Race, Status, Timing
+from mjolnir.tuner.gpu.cost import cell_seconds, estimate
+from mjolnir.tuner.gpu.grids import COARSE, EXTENTS, FULL, Extent, in_order
 from mjolnir.tuner.gpu.plans import plan_digests
-from mjolnir.tuner.gpu.recorder import COARSE, RECORDER_POLICY, Recorded, estimate, in_order, record
+from mjolnir.tuner.gpu.recorder import RECORDER_POLICY, Recorded, record
 from mjolnir.tuner.recording import Recording, RecordingError
 from mjolnir.tuner.space import grid as full_factorial
 from mjolnir.tuner.workload import DECODE8, Workload
@@ -115,9 +116,9 @@ class Bench(OneByOne):
 
 
 def run(folder: Path, bench: Bench, say: Callable[[str], None] = lambda line: None, **values: Any) -> Recorded:
-    return record(
-        GEOMETRY, Placement(), DECODE8, folder, "h200-test", values.pop("grid", GRID), bench=bench, say=say, **values
-    )
+    facts = {name: values.pop(name) for name in ("pairs", "rebuilds", "instances", "between") if name in values}
+    extent = Extent(values.pop("grid", GRID), **facts)
+    return record(GEOMETRY, Placement(), DECODE8, folder, "h200-test", extent, bench=bench, say=say, **values)
 
 
 def test_a_whole_grid_is_recorded(tmp_path: Path) -> None:
@@ -252,14 +253,124 @@ def test_the_coarse_grid_takes_under_four_minutes_by_estimate() -> None:
     assert estimate(bench, []) == 0
     one = Workload("one", DECODE8.points[:1])
     bench.workload = one
-    assert estimate(bench, [Setting(kv_stages=6)]) == pytest.approx(recorder.cell_seconds(bench, 0))
+    assert estimate(bench, [Setting(kv_stages=6)]) == pytest.approx(cell_seconds(bench, 0))
+
+
+def test_the_full_grid_is_what_is_asked_of_it() -> None:
+    settings = full_factorial(GEOMETRY, H200, FULL)
+    assert len(settings) == 3960
+    assert len({replace(setting, max_splits=0) for setting in settings}) == 440
+    assert len({Variant.of(setting, GEOMETRY, H200) for setting in settings}) == 880
+    assert (EXTENTS["full"].pairs, EXTENTS["full"].rebuilds, EXTENTS["full"].instances) == (2000, 30, 6)
+
+
+class Uneven(Bench):
+    """Settings with deeper rings are faster, and every fresh instance is slower by 1 ns than the one before it."""
+
+    def __init__(self, fails: Mapping[Setting, Status] | None = None) -> None:
+        super().__init__(fails)
+        self.instance_number = 0
+
+    def compare_default(self, number: int | None, rounds: int | None = None) -> tuple[Timing, ...]:
+        self.instance_number += number is not None and number >= 1000
+        return super().compare_default(number, rounds)
+
+    def measure_at(self, trial: int | None, setting: Setting, **values: Any) -> Outcome:
+        outcome = super().measure_at(trial, setting, **values)
+        level = 10_000 - 100 * setting.kv_stages - 50 * setting.l2_prefetch + self.instance_number
+        timings = tuple(replace(timing, candidate=(level,) * 12, baseline=(10_000,) * 12) for timing in outcome.timings)
+        return replace(outcome, timings=timings)
+
+
+def test_cells_near_the_best_get_further_instances_on_fresh_inputs(tmp_path: Path) -> None:
+    bench = Uneven()
+    done = run(tmp_path, bench, instances=3)
+    made = Recording.load(tmp_path)
+    assert (done.reason, len(made.arrays["cell"])) == ("complete", 4)
+    assert [number for number, _ in bench.noises][-3:] == [1000, 1001, 1002]
+    levels = made.arrays["candidate"][made.arrays["cell"], 0]
+    best = levels[0].min(axis=0)
+    ratios = (levels[0] - 4000) / (best - 4000)
+    near = ratios <= 1.03
+    assert 0 < near.sum() < near.size
+    assert (levels[1:][:, near] - levels[0][near] == [[1], [2], [3]]).all()
+    assert (levels[1:][:, ~near] == levels[0][~near]).all()
+    again = Uneven()
+    assert run(tmp_path, again, instances=3).reason == "complete"
+    assert (again.asked, again.noises) == ([], [])
+    more = Uneven()
+    run(tmp_path, more, instances=4)
+    assert [number for number, _ in more.noises] == [1003]
+    assert len(Recording.load(tmp_path).arrays["cell"]) == 5
+
+
+def test_time_is_kept_for_further_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 1.0
+        return clock[0]
+
+    monkeypatch.setattr(time, "monotonic", tick)
+    done = run(tmp_path, Uneven(), budget=90.0, instances=2)
+    part = Recording.load(tmp_path)
+    assert done.reason == "time"
+    assert 1 < done.settings < done.planned
+    assert len(part.arrays["cell"]) > 1
+    assert run(tmp_path, Uneven(), instances=2).reason == "complete"
+    whole = Recording.load(tmp_path)
+    assert len(whole.settings) == done.planned
+    assert len(whole.arrays["cell"]) >= 3
+
+
+def test_an_interruption_leaves_a_valid_part(tmp_path: Path) -> None:
+    class Interrupted(Bench):
+        def measure_at(self, trial: int | None, setting: Setting, **values: Any) -> Outcome:
+            if len(self.asked) == 12:
+                raise KeyboardInterrupt
+            return super().measure_at(trial, setting, **values)
+
+    done = run(tmp_path, Interrupted())
+    assert done.reason == "interrupted"
+    assert len(Recording.load(tmp_path).settings) == done.settings < done.planned
+
+
+def test_a_default_in_a_dirty_window_is_compared_again(tmp_path: Path) -> None:
+    class Dirty(Bench):
+        def compare_default(self, number: int | None, rounds: int | None = None) -> tuple[Timing, ...]:
+            if len(self.noises) % 2 == 0:
+                self.noises.append((None, None))
+                raise BenchFailure("the card throttled", status=Status.DIRTY)
+            return super().compare_default(number, rounds)
+
+    lines: list[str] = []
+    assert run(tmp_path, Dirty(), lines.append).reason == "complete"
+    assert lines.count("the card throttled; once more") == 11
+
+
+def test_prefetch_distances_between_those_of_the_grid_are_looked_at(tmp_path: Path) -> None:
+    grid = {**GRID, "l2_prefetch": (0, 2, 4, 8)}
+    bench = Uneven()
+    run(tmp_path, bench, grid=grid, instances=1, between=True)
+    made = Recording.load(tmp_path)
+    (told,) = [chunk["between"] for chunk in made.chunks]
+    assert {setting.l2_prefetch for setting in made.settings} == {0, 2, 4, 8}
+    assert {setting.l2_prefetch for setting in bench.submitted} == {0, *range(2, 9)}
+    assert told["settings"] == len(told["table"]) == 16
+    assert [entry["point"] for entry in told["points"]] == [6, 7]
+    assert set(told["points"][0]["distances"]) == {"3", "5", "6", "7"}
+    # The logarithm of a straight line lies above the line between its ends' logarithms, by less than a rebuild's 5 ns.
+    assert all(0 < each["mean"] < 1e-3 and not each["differs"] for each in told["points"][0]["distances"].values())
+    again = Uneven()
+    run(tmp_path, again, grid=grid, instances=1, between=True)
+    assert again.asked == []
 
 
 @pytest.mark.gpu
 def test_a_small_grid_on_the_gpu(tmp_path: Path) -> None:
     workload = Workload("two", (DECODE8.points[0], DECODE8.points[5]))
     grid = {"max_splits": (0, 1, 8), "pdl": (0, 1)}
-    done = record(GEOMETRY, Placement(), workload, tmp_path, "smoke", grid, pairs=24, rebuilds=4)
+    done = record(GEOMETRY, Placement(), workload, tmp_path, "smoke", Extent(grid, pairs=24, rebuilds=4))
     assert (done.settings, done.reason) == (6, "complete")
     made = Recording.load(tmp_path)
     assert [canary["status"] for canary in made.canaries] != ["measured"] * 3

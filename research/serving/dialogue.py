@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from tempfile import TemporaryDirectory
@@ -16,6 +17,8 @@ from mjolnir.research.serving import process
 from mjolnir.research.serving.process import EngineFailed
 
 PIECE = 1 << 16
+LAST_WORDS = 10.0
+"""Seconds for an engine that ends to print why."""
 
 
 class Timed(Protocol):
@@ -82,6 +85,8 @@ class Dialogue:
                 raise self._failed(f"ended after {seconds:.0f} s")
             piece = os.read(self._answers, PIECE)
             if not piece:
+                with suppress(subprocess.TimeoutExpired):  # it says why after its pipe is closed
+                    self._process.wait(LAST_WORDS)
                 raise self._failed("the engine failed")
             self._read += piece
         line, _, self._read = self._read.partition(b"\n")

@@ -79,8 +79,7 @@ def begin(
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End what the process may have left behind, and the process itself where it still runs."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill(process)
     process.wait()
     _running.discard(process)
 
@@ -88,7 +87,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def end_all() -> None:
     """End every engine that still runs, whoever waits for it."""
     for process in [*_running]:
+        _kill(process)
+    for process in [*_running]:
         end(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def last_lines(log: Path) -> str:

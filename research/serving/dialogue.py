@@ -96,7 +96,8 @@ class Dialogue:
         """End the process."""
         process.end(self._process)
         if self._process.stdin:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # of what it did not read
+                self._process.stdin.close()
         os.close(self._answers)
         self._scratch.cleanup()
 

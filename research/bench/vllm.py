@@ -1,7 +1,8 @@
 """`mjolnir bench vllm`: how fast vLLM decodes on Mjolnir, beside vLLM on its own backends.
 
-Each contender has a process of its own for each model, and the processes run in the order A-B-B-A. All get the same
-model, fp8 KV and prompts, and full CUDA graphs of decode steps. Times of steps are wall times of whole windows of
+Each contender has a process of its own for each model. The processes of a model start together and stay, each with its
+cache filled; then every point goes through them in the order A-B-B-A, where one works and the others wait. All get the
+same model, fp8 KV and prompts, and full CUDA graphs of decode steps. Times of steps are wall times of whole windows of
 them, as a client would see them; attention is what a profiler saw between cache write and output projection, with what
 prepares Q, the merge and the plan, from steps of their own. `host_us` is the time of a step in the backend's metadata
 builder, which makes the plan. The vocabulary is scaled with the layers, so that the head's share of a step is that of
@@ -11,7 +12,8 @@ the whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,9 +27,9 @@ from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.answer import Answer, Exit, MissingFailure, UsageFailure
 from mjolnir.research.bench import vllm_rows as files
 from mjolnir.research.bench.rows import write as write_json
-from mjolnir.research.bench.targets import verdict
 from mjolnir.research.serving import model as models
 from mjolnir.research.serving import process
+from mjolnir.research.serving.dialogue import Dialogue, Timed
 from mjolnir.research.serving.modes import capture_sizes
 from mjolnir.research.serving.timing import Question, most_tokens
 from mjolnir.research.tell import tell
@@ -42,7 +44,11 @@ MODELS: Mapping[str, models.Shape] = {
 
 POINTS = tuple((batch, context) for context in (32768, 4096) for batch in (64, 8, 1))
 BLOCK = 64
-SPARE_BLOCKS = 128
+SPARE_BLOCKS = 1024
+"""Blocks for what points answer, so that the prompts of others stay in the cache."""
+
+SHARE = 0.05
+"""Of the GPU's memory that has to be free when a process starts; its cache has its size whatever that is."""
 
 OURS = {"VLLM_KV_CACHE_LAYOUT": "HND", "MJOLNIR_ATTN_FALLBACK": "FLASH_ATTN"}
 """The fastest layout, and a fallback that compiles nothing: prefill is not what is timed."""
@@ -54,8 +60,8 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 """Backend and environment of each; the built-in default is every knob set to it."""
 
-Engine = Callable[[Question, Mapping[str, str]], Mapping[str, Any]]
-"""Times a question in an environment; tests put another in the place of a process."""
+Engine = Callable[[Question, Mapping[str, str]], Timed]
+"""Begins an engine in an environment; tests put another in the place of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,13 @@ class Options:
 
     Attributes:
         contenders, models, points: what is timed, points as BATCHxTOKENS.
-        windows, steps: timed windows of a point in a process, and decode steps of a window.
+        windows, steps: timed windows of a point each time, and decode steps of a window.
         rounds: how often the order and its reverse are gone through; 0 = once, and not back.
-        minutes: no process is begun after this long; 0 = no limit.
-        seconds: after which a process is ended.
+        minutes: nothing is begun after this long; 0 = no limit.
+        seconds: after which a process that is not ready, or has not timed a point, is ended.
         runner: `v1`, `v2`, or nothing for vLLM's choice.
         append: result files whose rows are kept where they are not measured anew.
-        out: the result file, which is written after every process.
+        out: the result file, which is written after every point of a process.
     """
 
     contenders: tuple[str, ...] = ()
@@ -93,11 +99,11 @@ class Options:
 
 @dataclass
 class Race:
-    """All processes of a run, one after another.
+    """All processes of a run, those of a model beside one another.
 
     Args:
         options: what is asked for.
-        engine: times a question.
+        engine: begins one.
         earlier: result files.
         began: on the monotonic clock.
     """
@@ -117,25 +123,59 @@ class Race:
         with TemporaryDirectory(prefix="mjolnir-models-") as scratch:
             for name, shape in shapes.items():
                 folder = models.write_config(Path(scratch, name), shape)
-                for contender in order(contenders, self.options.rounds):
-                    self._process(contender, name, question(name, folder, shape, contender, points, self.options))
+                self._model(name, {one: question(name, folder, shape, one, points, self.options) for one in contenders})
 
-    def _process(self, contender: str, model: str, asked: Question) -> None:
-        name = f"{contender} {model}"
-        if self.options.minutes and monotonic() - self.began > 60 * self.options.minutes:
-            self.not_run[name] = f"the {self.options.minutes:g} minutes were over"
+    def _model(self, model: str, asked: Mapping[str, Question]) -> None:
+        """Time every point on all contenders of a model."""
+        if self._over():
+            self.not_run |= {f"{contender} {model}": self._over() for contender in asked}
             return
-        begin = monotonic()
+        living: dict[str, Timed] = {}
         try:
-            answered = self.engine(asked, environment(contender, self.options.runner))
+            for contender, one in asked.items():
+                living[contender] = self.engine(one, environment(contender, self.options.runner))
+            begin = monotonic()
+            for contender in asked:
+                with self._told(f"{contender} {model}", contender, living):
+                    facts = living[contender].hear(max(1.0, begin + self.options.seconds - monotonic()))
+                    self.facts |= {key: facts[key] for key in ("device", "torch", "vllm", "v2_runner")}
+                    tell(f"{contender} {model}: ready after {monotonic() - begin:.0f} s {facts['seconds']}")
+            for point in next(iter(asked.values())).points:
+                self._point(model, point, living)
+        finally:
+            for timed in living.values():
+                timed.end()
+
+    def _point(self, model: str, point: tuple[int, int], living: dict[str, Timed]) -> None:
+        """Time a point on those that live, there and back."""
+        begin = monotonic()
+        for contender in order([*living], self.options.rounds):
+            name = f"{contender} {model} {point[0]}x{point[1]}"
+            if self._over():
+                self.not_run[name] = self._over()
+            elif contender in living:
+                with self._told(name, contender, living):
+                    times = living[contender].ask(point, self.options.seconds)
+                    self.runs.setdefault((contender, model, *point), []).append(times)
+                    self._write()
+        tell(f"{model} {point[0]}x{point[1]}: {monotonic() - begin:.0f} s")
+
+    def _over(self) -> str:
+        """Why nothing more is begun; empty while there is time."""
+        over = self.options.minutes and monotonic() - self.began > 60 * self.options.minutes
+        return f"the {self.options.minutes:g} minutes were over" if over else ""
+
+    @contextmanager
+    def _told(self, name: str, contender: str, living: dict[str, Timed]) -> Iterator[None]:
+        """What fails is told, and lives no longer."""
+        try:
+            yield
         except process.EngineFailed as error:
             self.not_run[name] = str(error)
             tell(f"not run: {error}")
-            return
-        self.facts |= {key: answered["facts"][key] for key in ("device", "torch", "vllm", "v2_runner")}
-        for times in answered["times"]:
-            self.runs.setdefault((contender, model, times["batch"], times["context"]), []).append(times)
-        tell(f"{name}: {monotonic() - begin:.0f} s {answered['facts']['seconds']}")
+            living.pop(contender).end()
+
+    def _write(self) -> None:
         if self.options.target:
             write_json(self.options.target, self.data())
 
@@ -170,16 +210,14 @@ def vllm(options: Options, engine: Engine | None = None) -> Answer:
     shapes = {name: MODELS[name] for name in _known("--model", options.models, tuple(MODELS))}
     contenders = _known("--contender", options.contenders, tuple(CONTENDERS))
     points = _points(options.points)
-    race = Race(
-        options, engine or _engine(options.seconds), [files.read(path) for path in options.append if path.exists()]
-    )
+    race = Race(options, engine or _engine(), [files.read(path) for path in options.append if path.exists()])
     race.run(shapes, contenders, points)
     data = race.data()
     if options.target:
         write_json(options.target, data)
     told = [
-        *lines(data["rows"]),
-        *_told(data["figures"]),
+        *files.lines(data["rows"]),
+        *files.told(data["figures"]),
         *(f"not run: {name}: {why}" for name, why in race.not_run.items()),
     ]
     return Answer(data, "\n".join(told), Exit.FAILED if race.not_run else Exit.DONE)
@@ -193,14 +231,15 @@ def order(contenders: Sequence[str], rounds: int) -> list[str]:
 def question(
     name: str, folder: Path, shape: models.Shape, contender: str, points: Sequence[tuple[int, int]], options: Options
 ) -> Question:
-    """What a process is asked: all points of one model, the longest context first."""
+    """What a process is for: all points of one model, the longest context first."""
     more = most_tokens(options.windows, options.steps)
     batch = max(size for size, _ in points)
     blocks = max(size * -(-(context + more) // BLOCK) for size, context in points) + SPARE_BLOCKS
     engine = {
         "load_format": "dummy", "dtype": "bfloat16", "kv_cache_dtype": "fp8", "block_size": BLOCK,
         "max_num_seqs": batch, "max_model_len": max(context for _, context in points) + more,
-        "max_num_batched_tokens": 16384, "enable_prefix_caching": True,
+        "max_num_batched_tokens": 8192, "enable_prefix_caching": True, "gpu_memory_utilization": SHARE,
+        "enable_flashinfer_autotune": False,
         "kv_cache_memory_bytes": blocks * 2 * BLOCK * shape.heads_kv * shape.head_dim * shape.layers,
         "compilation_config": {
             "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": capture_sizes(batch),
@@ -217,17 +256,18 @@ def environment(contender: str, runner: str) -> dict[str, str]:
     return {**CONTENDERS[contender][1], **chosen}
 
 
-def _engine(seconds: float) -> Engine:
+def _engine() -> Engine:
     import torch
 
     if not torch.cuda.is_available():
         raise MissingFailure("no CUDA device; `mjolnir verify vllm` runs on the CPU as well, this is about speed")
 
-    def ask(asked: Question, variables: Mapping[str, str]) -> Mapping[str, Any]:
-        answered: Mapping[str, Any] = process.ask(ENGINE, asked.name, asked.as_dict(), variables, seconds)
-        return answered
+    return started
 
-    return ask
+
+def started(asked: Question, variables: Mapping[str, str]) -> Timed:
+    """The process of an engine that is timed."""
+    return Dialogue(ENGINE, asked.name, asked.as_dict(), variables)
 
 
 def _known(option: str, given: Sequence[str], there: Sequence[str]) -> Sequence[str]:
@@ -249,24 +289,3 @@ def _points(given: Sequence[str]) -> list[tuple[int, int]]:
 def _heads(model: str) -> dict[str, int]:
     shape = asdict(MODELS[model])
     return {name: shape[name] for name in ("heads_q", "heads_kv", "head_dim", "layers")}
-
-
-def lines(rows: Sequence[files.Row]) -> list[str]:
-    """A line for each row, with a head."""
-    head = f"{'tokens/s':>10} {'step us':>9} {'attn us':>9} {'host us':>8} {'share':>6}"
-    told = [f"{'model':<14} {'point':>10} {'contender':<16} {head}"]
-    for row in rows:
-        attention = "-" if row["attention_us"] is None else f"{row['attention_us']:.1f}"
-        share = "-" if row["mjolnir_step_share"] is None else f"{row['mjolnir_step_share']:.3f}"
-        point = f"{row['batch']}x{row['context']}"
-        numbers = (
-            f"{row['tokens_per_s']:>10.1f} {row['step_us']:>9.1f} {attention:>9} {row['host_us']:>8.1f} {share:>6}"
-        )
-        told.append(f"{row['model']:<14} {point:>10} {row['contender']:<16} {numbers}")
-    return told
-
-
-def _told(figures: Mapping[str, float]) -> list[str]:
-    return [
-        f"{name:>32} {value:9.3f}  {verdict(files.TARGETS, name, value)}".rstrip() for name, value in figures.items()
-    ]

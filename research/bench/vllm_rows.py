@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from mjolnir.research.bench import result_file
+from mjolnir.research.bench.targets import verdict
 
 SCHEMA = "mjolnir.bench-vllm/1"
 TUNED, BUILT_IN = "mjolnir", "mjolnir-default"
@@ -33,7 +34,7 @@ Row = Mapping[str, Any]
 
 
 def make(contender: str, model: str, shape: Mapping[str, int], runs: Sequence[Row]) -> dict[str, Any]:
-    """The row of a contender at one point, from what each of its processes measured there, `timing.Times` as JSON."""
+    """The row of a contender at one point, from what each pass measured there, `timing.Times` as JSON."""
     attention = [run["attention_us"] for run in runs if run["attention_us"] is not None]
     steps = sum(run["decode_steps"] for run in runs)
     ours = contender in (TUNED, BUILT_IN)
@@ -44,7 +45,7 @@ def make(contender: str, model: str, shape: Mapping[str, int], runs: Sequence[Ro
         "attention_us": round(median(attention), 2) if attention else None,
         "host_us": round(median(value for run in runs for value in run["host_us"]), 2),
         "mjolnir_step_share": round(sum(run["mjolnir_steps"] for run in runs) / steps, 4) if ours and steps else None,
-        "processes": len(runs), "samples": samples, "attention_samples": [round(value, 2) for value in attention],
+        "passes": len(runs), "samples": samples, "attention_samples": [round(value, 2) for value in attention],
         "kernels": runs[-1]["kernels"], "others": runs[-1]["others"],
     }  # fmt: skip
     trouble = sorted({run["trouble"] for run in runs if run["trouble"]})
@@ -120,3 +121,23 @@ def read(path: Path) -> dict[str, Any]:
 
 def _whole(data: Mapping[str, Any]) -> bool:
     return all(name in row for row in data["rows"] for name in NAMES) and bool(data["taken"]["device"])
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    """A line for each row, with a head."""
+    head = f"{'tokens/s':>10} {'step us':>9} {'attn us':>9} {'host us':>8} {'share':>6}"
+    told = [f"{'model':<14} {'point':>10} {'contender':<16} {head}"]
+    for row in rows:
+        attention = "-" if row["attention_us"] is None else f"{row['attention_us']:.1f}"
+        share = "-" if row["mjolnir_step_share"] is None else f"{row['mjolnir_step_share']:.3f}"
+        point = f"{row['batch']}x{row['context']}"
+        numbers = (
+            f"{row['tokens_per_s']:>10.1f} {row['step_us']:>9.1f} {attention:>9} {row['host_us']:>8.1f} {share:>6}"
+        )
+        told.append(f"{row['model']:<14} {point:>10} {row['contender']:<16} {numbers}")
+    return told
+
+
+def told(figures: Mapping[str, float]) -> list[str]:
+    """A line for each figure, with its target and whether it is met."""
+    return [f"{name:>32} {value:9.3f}  {verdict(TARGETS, name, value)}".rstrip() for name, value in figures.items()]

@@ -99,15 +99,17 @@ def vllm(
     point: Annotated[
         list[str] | None, typer.Option("--point", help="BATCHxTOKENS; repeatable. Default: 1, 8, 64 x 4096, 32768.")
     ] = None,
-    windows: Annotated[int, typer.Option("--windows", min=1, help="Timed windows of a point in each process.")] = 5,
+    windows: Annotated[int, typer.Option("--windows", min=1, help="Timed windows of a point, each time.")] = 5,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps of a window.")] = 40,
     rounds: Annotated[
         int, typer.Option("--rounds", min=0, max=10, help="How often A-B-B-A is gone through; 0: A-B.")
     ] = 1,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.0, help="Begin no process after so long; 0: no limit.")
+        float, typer.Option("--minutes", min=0.0, help="Begin nothing after so long; 0: no limit.")
     ] = 0.0,
-    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="After which a process is ended.")] = 900.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="After which one that is not ready, or stuck, is ended.")
+    ] = 900.0,
     runner: Annotated[str, typer.Option("--runner", help="v1 or v2; default: vLLM's choice.")] = "",
     append: Annotated[
         list[Path] | None,

@@ -100,6 +100,9 @@ def vllm(
     tokens: Annotated[int, typer.Option("--tokens", min=0, help="Tokens of every answer; 0: by device.")] = 0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and weights.")] = 0,
     seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="After which an engine is ended.")] = 900.0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, max=64, help="Engines at a time; 0: what the GPU has room for, else one.")
+    ] = 0,
     append: Annotated[
         list[Path] | None,
         typer.Option("--append", help="Keep the rows of this file that are not made anew; repeatable."),
@@ -115,7 +118,7 @@ def vllm(
         options = twin.Options(
             model, twin.shape_of(heads), tuple(against or ()), tuple(mode or ()), tuple(runner or ()),
             tuple(layout or ()), tuple(block_size or ()), tuple(batch or ()), longest, tokens, seed, seconds,
-            tuple(append or ()), out,
+            tuple(append or ()), out, jobs,
         )  # fmt: skip
         return twin.verify(options)
 

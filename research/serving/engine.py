@@ -30,6 +30,7 @@ def run(job: Job) -> Run:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
+    imported = time.monotonic()
     llm, steps = start(job)
     started = time.monotonic()
     if job.zeroed:
@@ -44,7 +45,8 @@ def run(job: Job) -> Run:
     for batch in job.batches:
         asked = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in batch]
         answered += llm.generate(asked, sampling, use_tqdm=False)
-    seconds = {"start": round(started - began, 1), "generate": round(time.monotonic() - started, 1)}
+    marks = {"import": imported - began, "start": started - imported, "generate": time.monotonic() - started}
+    seconds = {name: round(value, 1) for name, value in marks.items()}
     completions = tuple(map(completion, answered))
     counted = counters() if job.backend in OURS else {}
     return Run(completions, steps.counts(), counted, {**facts(llm), "seconds": seconds})

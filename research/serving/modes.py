@@ -68,7 +68,7 @@ class Mode:
             found["enforce_eager"] = True
         else:
             found["compilation_config"] = {
-                "mode": GRAPHS[self.graph],
+                "mode": self.compilation,
                 "cudagraph_mode": self.graph,
                 "cudagraph_capture_sizes": capture_sizes(batch * self.most_query_tokens),
             }
@@ -81,6 +81,11 @@ class Mode:
         if "tight" in self.parts:
             found["num_gpu_blocks_override"] = blocks
         return found
+
+    @property
+    def compilation(self) -> int:
+        """vLLM's mode of compilation; 0 where nothing is compiled."""
+        return GRAPHS.get(self.graph, 0)
 
     @property
     def most_query_tokens(self) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,31 +48,56 @@ def ask(module: str, name: str, question: Mapping[str, Any], environment: Mappin
     with TemporaryDirectory(prefix="mjolnir-engine-") as scratch:
         source, target, log = (Path(scratch, name) for name in ("job.json", "run.json", "log.txt"))
         source.write_text(json.dumps(question), "utf-8")
-        command = [sys.executable, "-m", module, str(source), str(target)]
-        variables = {**ENVIRONMENT, **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environment}
-        with log.open("wb") as printed:
-            process = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                raise EngineFailed(f"{name}: ended after {seconds:.0f} s; it had printed:\n{_end(log)}") from None
-            finally:
-                _end_group(process)
+        process = begin(module, (str(source), str(target)), environment, log)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise EngineFailed(f"{name}: ended after {seconds:.0f} s; it had printed:\n{last_lines(log)}") from None
+        finally:
+            end(process)
         if code or not target.exists():
-            raise EngineFailed(f"{name}: the engine failed (exit code {code}); it had printed:\n{_end(log)}")
+            raise EngineFailed(f"{name}: the engine failed (exit code {code}); it had printed:\n{last_lines(log)}")
         return json.loads(target.read_text("utf-8"))
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def begin(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module ARGUMENTS` in a session of its own, which prints into `log`; `more` is for `Popen`."""
+    variables = {**ENVIRONMENT, **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environment}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, **more}
+    with log.open("wb") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], env=variables, stdout=printed, start_new_session=True, **streams
+        )
+    _running.add(process)
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
     """End what the process may have left behind, and the process itself where it still runs."""
+    _kill(process)
+    process.wait()
+    _running.discard(process)
+
+
+def end_all() -> None:
+    """End every engine that still runs, whoever waits for it."""
+    for process in [*_running]:
+        _kill(process)
+    for process in [*_running]:
+        end(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
-def _end(log: Path) -> str:
+def last_lines(log: Path) -> str:
+    """The end of what an engine printed."""
     lines = log.read_text("utf-8", errors="replace").rstrip().splitlines()
     return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])

@@ -1,22 +1,26 @@
-"""The process of one engine that is timed: `python -m mjolnir.research.serving.timing QUESTION.json TIMES.json`.
+"""The process of one engine that is timed: `python -m mjolnir.research.serving.timing QUESTION.json FD`.
 
-Prompts are computed once, for the longest context, and lie in the prefix cache from then on; each point takes as many
-of them, and as much of each, as it is about. A point is timed in windows of whole decode steps; its attention is taken
-from further steps under torch's profiler, so that the profiler costs no window anything. Weights are random and of the
-usual size: times depend on them little, and not on the backend.
+It answers in lines of JSON on the file descriptor FD: what it is, when it is ready, and then the times of every point
+that it reads a line about. Prompts are computed once, for the longest context, and lie in the prefix cache from then
+on; each point takes as many of them, and as much of each, as it is about. Their attention is left out, which takes far
+longer than all that is timed: what lies in the cache is as random without it. A point is timed in windows of whole
+decode steps; its attention is taken from further steps under torch's profiler, so that the profiler costs no window
+anything. Weights are random and of the usual size: times depend on them little, and not on the backend.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 from mjolnir.research.serving import kernels
 from mjolnir.research.serving.engine import (
@@ -45,7 +49,7 @@ class Question:
         name: for messages.
         model: folder of the model's config.
         backend: as vLLM names it.
-        points: (batch, context).
+        points: (batch, context), of those that will be asked.
         vocabulary, layers: of the model.
         windows, steps: timed windows of a point, and decode steps of a window.
         engine: further arguments of `vllm.LLM`.
@@ -101,8 +105,8 @@ class Times:
     mjolnir_steps: int
 
 
-def main(source: Path, target: Path) -> None:
-    """Answer the question in the file `source`; `target` is written anew after every point."""
+def main(source: Path, asked: TextIO, answers: TextIO) -> None:
+    """Make what the question in the file `source` is about, and answer on what is asked of it, line by line."""
     question = Question.from_dict(json.loads(source.read_text("utf-8")))
     job = Job(question.name, question.model, question.backend, (), 1, question.engine)
     began = time.monotonic()
@@ -111,14 +115,33 @@ def main(source: Path, target: Path) -> None:
     llm.apply_model(randomise)
     started = time.monotonic()
     prompts = make_prompts(question)
-    fill(llm, prompts)
+    with without_attention(llm):
+        fill(llm, prompts)
     filled = time.monotonic()
     seconds = {"start": round(started - began, 1), "fill": round(filled - started, 1)}
-    times = []
-    for batch, context in question.points:
-        point = Point(llm, steps, builds, question)
-        times.append(asdict(point.times([prompt[:context] for prompt in prompts[:batch]])))
-        target.write_text(json.dumps({"times": times, "facts": {**facts(llm), "seconds": seconds}}), "utf-8")
+    print(json.dumps({**facts(llm), "seconds": seconds}), file=answers, flush=True)
+    for number, line in enumerate(asked):
+        batch, context = json.loads(line)
+        point = Point(llm, steps, builds, question, number)
+        times = point.times([prompt[:context] for prompt in prompts[:batch]])
+        print(json.dumps(asdict(times)), file=answers, flush=True)
+
+
+@contextmanager
+def without_attention(llm: Any) -> Iterator[None]:
+    """Attention gives zeros, where keys and values are written apart from it."""
+    layers = [layer for layer in attention_layers(llm) if not layer.attn_backend.forward_includes_kv_cache_update]
+
+    def forward(*given: Any, **named: Any) -> Any:
+        return named["output"].zero_()
+
+    for layer in layers:
+        layer.impl.forward = forward
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.impl.forward
 
 
 def randomise(model: Any) -> None:
@@ -160,12 +183,13 @@ class Point:
         llm, steps: the engine, and the counts of what it schedules.
         builds: nanoseconds in the backend's builder, summed up.
         question: what is asked.
+        number: of the point, for names.
     """
 
-    def __init__(self, llm: Any, steps: Steps, builds: list[int], question: Question) -> None:
+    def __init__(self, llm: Any, steps: Steps, builds: list[int], question: Question, number: int = 0) -> None:
         self._engine = llm.llm_engine
         self._llm, self._steps, self._builds, self._question = llm, steps, builds, question
-        self._most = most_tokens(question.windows, question.steps)
+        self._number, self._most = number, most_tokens(question.windows, question.steps)
 
     def times(self, prompts: Sequence[Sequence[int]]) -> Times:
         """Time decoding behind `prompts`, together."""
@@ -184,9 +208,7 @@ class Point:
         counted = mjolnir_steps(counters()) if ours else 0
         decode = self._steps.decode
         found, trouble = self._profiled()
-        self._engine.abort_request(names)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        self._end(names)
         return Times(
             len(prompts), len(prompts[0]), step_us, tokens, host, found.us if found else None,
             _first(found.kernels) if found else {}, _first(found.others) if found else {}, trouble, decode, counted,
@@ -201,11 +223,19 @@ class Point:
             temperature=0.0, max_tokens=self._most, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
-        names = [f"{len(prompts)}x{len(prompts[0])}-{number}" for number in range(len(prompts))]
-        return [
-            self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), sampling) or name
-            for name, prompt in zip(names, prompts, strict=True)
-        ]
+        names = [f"{self._number}-{number}" for number in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), sampling)
+        return names  # not what the engine calls them by itself: it is told to end them by what they were named here
+
+    def _end(self, names: list[str]) -> None:
+        """End the requests, and have the engine forget them."""
+        self._engine.abort_request(names)
+        for _ in range(WARM_STEPS):
+            if not self._engine.has_unfinished_requests():
+                return
+            self._engine.step()
+        raise RuntimeError("requests go on after they were ended")
 
     def _settle(self, batch: int) -> None:
         """Step until all requests decode together, and a little on."""
@@ -254,4 +284,6 @@ def _first(times: Mapping[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    os.set_inheritable(int(sys.argv[2]), False)
+    with os.fdopen(int(sys.argv[2]), "w", encoding="utf-8") as pipe:
+        main(Path(sys.argv[1]), sys.stdin, pipe)

@@ -10,14 +10,14 @@ pytest.importorskip("vllm")
 
 from mjolnir.research import verify_vllm as twin
 from mjolnir.research.serving import model as models
-from mjolnir.research.serving import process
+from mjolnir.research.serving.dialogue import Dialogue
 from mjolnir.research.serving.timing import Question
 
 pytestmark = [pytest.mark.vllm, pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 def test_mjolnir_answers_as_vllm_does_and_a_control_without_attention_does_not() -> None:
-    options = twin.Options(modes=("eager", "chunked+ngram+prefix"), batches=(1, 8), longest=192, tokens=10)
+    options = twin.Options(modes=("eager", "chunked+ngram+prefix"), batches=(1, 8), longest=192, tokens=10, jobs=2)
     answer = twin.verify(options)
     assert answer.code == 0, answer.view
     figures = answer.data["figures"]
@@ -36,8 +36,13 @@ def test_the_timed_process_answers(tmp_path: Path) -> None:
     }  # fmt: skip
     folder = models.write_config(tmp_path, shape)
     asked = Question("x", str(folder), "CUSTOM", ((3, 100), (1, 100)), shape.vocabulary, shape.layers, 2, 4, engine)
-    answered = process.ask("mjolnir.research.serving.timing", "x", asked.as_dict(), {}, 300)
-    assert [(times["batch"], times["context"]) for times in answered["times"]] == [(3, 100), (1, 100)]
-    for times in answered["times"]:
-        assert times["decode_steps"] == times["mjolnir_steps"] == 8
-        assert min(times["step_us"]) > min(times["host_us"]) > 0
+    timed = Dialogue("mjolnir.research.serving.timing", "x", asked.as_dict(), {})
+    try:
+        assert timed.hear(300)["backends"] == ["CUSTOM"]
+        for point in (*asked.points, asked.points[0]):
+            times = timed.ask(point, 60)
+            assert (times["batch"], times["context"]) == point
+            assert times["decode_steps"] == times["mjolnir_steps"] == 8
+            assert min(times["step_us"]) > min(times["host_us"]) > 0
+    finally:
+        timed.end()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -76,6 +77,53 @@ def test_one_batch_alone_is_asked_behind_a_batch_of_one_and_tight_is_tight() -> 
     last = engines.asked[-1]
     assert [len(batch) for batch in last.batches] == [1, 3]
     assert last.engine["num_gpu_blocks_override"] == 4 + 3  # 40 + 4 + 8 tokens
+
+
+def test_engines_beside_one_another_give_the_same_rows_and_what_is_slow_begins_early() -> None:
+    asked = replace(SMALL, modes=("eager", "FULL_AND_PIECEWISE"), against=("A", "B"))
+    together, running, most = Barrier(3), [0], [0]
+
+    def slow(job: Job, made: Run) -> Run:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        if job.backend != twin.OURS or job.zeroed:
+            together.wait(30)  # the stock engines and the control are only done together
+        running[0] -= 1
+        return made
+
+    engines = Engines(slow)
+    answer = verify(replace(asked, jobs=3), engines)
+    assert answer.code is Exit.DONE
+    assert most[0] == 3
+    alone = Engines()
+    assert answer.data["rows"] == verify(replace(asked, jobs=1), alone).data["rows"]
+    assert [job.name for job in alone.asked] == ["A", "B", "control", "FULL_AND_PIECEWISE 64", "eager 64"]
+
+
+def test_how_many_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert twin.how_many(replace(SMALL, jobs=0)) == 1
+    assert twin.how_many(replace(SMALL, jobs=5)) == 5
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (100 << 30, 141 << 30))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    card = twin.settled(twin.Options(), twin.GPU)
+    assert twin.kv_bytes(card) == 2 * 64 * 66 * 128 * 8 * 128 * 4  # 8192 + 32 + 8 tokens are 65 pages, and one
+    assert twin.how_many(card) == 9
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert twin.how_many(card) == 2
+    own = replace(card, model=tmp_path)
+    assert twin.how_many(own) == 1
+    with pytest.raises(UsageFailure, match="leave out --jobs or --model"):
+        twin.how_many(replace(own, jobs=2))
+
+
+def test_engines_at_a_time_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    assert twin.threads(1) == {}
+    shared = {"OMP_NUM_THREADS": "4", "TORCHINDUCTOR_COMPILE_THREADS": "1", "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    assert twin.threads(8) == shared
 
 
 def wrong_tokens(job: Job, made: Run) -> Run:

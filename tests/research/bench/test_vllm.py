@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,29 @@ ATTENTION = {"mjolnir": 100.0, "mjolnir-default": 110.0, "TRITON_ATTN": 300.0, "
 
 
 class Engines:
-    """Times every question by a rule; those named in `lost` fail."""
+    """Times every point by a rule; those named in `lost` never get ready, those in `stuck` fail at the second point."""
 
-    def __init__(self, *lost: str) -> None:
+    def __init__(self, *lost: str, stuck: str = "") -> None:
         self.asked: list[tuple[str, Question, Mapping[str, str]]] = []
-        self._lost = lost
+        self.timed: list[tuple[str, int, int]] = []
+        self.ended: list[str] = []
+        self._lost, self._stuck = lost, stuck
 
-    def __call__(self, asked: Question, environment: Mapping[str, str]) -> dict[str, Any]:
+    def __call__(self, asked: Question, environment: Mapping[str, str]) -> Living:
         contender = asked.name.partition(" ")[0]
         self.asked.append((contender, asked, environment))
+        return Living(self, contender)
+
+    def ready(self, contender: str) -> dict[str, Any]:
         if contender in self._lost:
-            raise EngineFailed(f"{asked.name}: the engine failed")
-        facts = {"device": "card", "torch": "2", "vllm": "0.31.0", "v2_runner": True, "seconds": {"start": 1.0}}
-        return {"times": [self._times(contender, *point) for point in asked.points], "facts": facts}
+            raise EngineFailed(f"{contender}: the engine failed")
+        return {"device": "card", "torch": "2", "vllm": "0.31.0", "v2_runner": True, "seconds": {"start": 1.0}}
+
+    def times(self, contender: str, batch: int, context: int) -> dict[str, Any]:
+        self.timed.append((contender, batch, context))
+        if contender == self._stuck and len({point[1:] for point in self.timed}) > 1:
+            raise EngineFailed(f"{contender}: ended after 9 s")
+        return self._times(contender, batch, context)
 
     def _times(self, contender: str, batch: int, context: int) -> dict[str, Any]:
         attention = ATTENTION[contender] * context / 32768
@@ -47,6 +57,23 @@ class Engines:
         }  # fmt: skip
 
 
+@dataclass
+class Living:
+    """One that was begun."""
+
+    engines: Engines
+    contender: str
+
+    def hear(self, seconds: float) -> Any:
+        return self.engines.ready(self.contender)
+
+    def ask(self, question: Any, seconds: float) -> Any:
+        return self.engines.times(self.contender, *question)
+
+    def end(self) -> None:
+        self.engines.ended.append(self.contender)
+
+
 def test_the_order_goes_there_and_back() -> None:
     assert twin.order("AB", 1) == list("ABBA")
     assert twin.order("AB", 2) == list("ABBAABBA")
@@ -57,11 +84,13 @@ def test_all_is_timed_and_the_figures_follow(tmp_path: Path) -> None:
     engines, out = Engines(), tmp_path / "vllm.json"
     answer = twin.vllm(twin.Options(out=out), engines)
     assert answer.code is Exit.DONE
-    assert [one[0] for one in engines.asked[:10]] == [*ATTENTION, *reversed(ATTENTION)]
-    assert len(engines.asked) == 20
+    assert [one[0] for one in engines.asked] == [*ATTENTION] * 2
+    assert engines.timed[:10] == [(name, 64, 32768) for name in (*ATTENTION, *reversed(ATTENTION))]
+    assert len(engines.timed) == 2 * 6 * 10
+    assert engines.ended == [*ATTENTION] * 2
     rows = answer.data["rows"]
     assert len(rows) == 2 * 6 * 5
-    assert {row["processes"] for row in rows} == {2}
+    assert {row["passes"] for row in rows} == {2}
     figures = answer.data["figures"]
     assert figures["attn_speedup_b1"] == figures["attn_speedup_b64"] == 1.5
     short = (200 + 150 / 8) / (200 + 100 / 8)
@@ -99,9 +128,29 @@ def test_what_fails_is_told_and_the_rest_stays() -> None:
     assert answer.code is Exit.FAILED
     assert {row["contender"] for row in answer.data["rows"]} == set(ATTENTION) - {"FLASHINFER"}
     (part,) = answer.data["taken"]["parts"]
-    assert part["not_run"] == {"FLASHINFER qwen3-8b": "FLASHINFER qwen3-8b: the engine failed"}
+    assert part["not_run"] == {"FLASHINFER qwen3-8b": "FLASHINFER: the engine failed"}
     with pytest.raises(UsageFailure, match="the engine failed"):
         twin.vllm(twin.Options(contenders=("mjolnir",)), Engines("mjolnir"))
+
+
+def test_one_that_gets_stuck_is_ended_and_what_it_had_timed_stays(tmp_path: Path) -> None:
+    engines, out = Engines(stuck="TRITON_ATTN"), tmp_path / "vllm.json"
+    options = twin.Options(models=("qwen3-8b",), points=("8x4096", "1x4096"), out=out)
+    answer = twin.vllm(options, engines)
+    assert answer.code is Exit.FAILED
+    rows = {(row["contender"], row["batch"]): row["passes"] for row in answer.data["rows"]}
+    assert rows[("TRITON_ATTN", 8)] == rows[("FLASH_ATTN", 1)] == 2
+    assert ("TRITON_ATTN", 1) not in rows
+    (part,) = json.loads(out.read_text())["taken"]["parts"]
+    assert part["not_run"] == {"TRITON_ATTN qwen3-8b 1x4096": "TRITON_ATTN: ended after 9 s"}
+    assert sorted(engines.ended) == sorted(ATTENTION)
+
+
+def test_nothing_is_begun_when_time_is_over() -> None:
+    race = twin.Race(twin.Options(minutes=1.0), Engines(), began=-1e9)
+    race.run({"qwen3-8b": twin.MODELS["qwen3-8b"]}, ("mjolnir",), ((1, 4096),))
+    assert race.not_run == {"mjolnir qwen3-8b": "the 1 minutes were over"}
+    assert race.runs == {}
 
 
 def test_rows_are_merged_and_the_newer_ones_count(tmp_path: Path) -> None:

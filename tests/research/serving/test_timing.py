@@ -92,3 +92,10 @@ def test_randomise_gives_every_matrix_its_size() -> None:
     timing.randomise(model)
     assert model[0].weight.std().item() == pytest.approx(0.05, rel=0.05)
     assert torch.equal(model[1].weight, torch.ones(100))
+
+
+def test_requests_that_are_not_ended_are_told(point: tuple[Point, Engine, Steps], monkeypatch: Any) -> None:
+    timed, engine, _ = point
+    monkeypatch.setattr(engine, "abort_request", lambda names: None)
+    with pytest.raises(RuntimeError, match="go on after they were ended"):
+        timed.times([[1, 2, 3]] * 4)

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from mjolnir import ledger as ledgers
+from mjolnir.ledger.unpacking import unpack
 from mjolnir.research import devices
 from mjolnir.research.answer import Answer, Failure, UsageFailure
 from mjolnir.research.bench import live_rows
@@ -90,13 +92,20 @@ def compare(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 def _load(folder: Path) -> tuple[list[Mapping[str, Any]], Facts]:
     try:
         lines = (folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-        records: list[Mapping[str, Any]] = [json.loads(line) for line in lines]
+        records = [_record(json.loads(line)) for line in lines]
     except (OSError, ValueError) as error:
         raise Failure(f"{folder} holds no exported run: {error}") from error
     found = devices.live(records)
     if found is None:
         raise Failure(f"{folder} is no live run: a replay says nothing of a device, nor does a run without trials")
     return records, found
+
+
+def _record(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line of an export as the tuner wrote it: the ledger packs the bodies of its own schema."""
+    if values.get("schema") != ledgers.SCHEMA:
+        return values
+    return {**values, "body": unpack(values["body"])}
 
 
 def _require_alike(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], *folders: Path) -> None:

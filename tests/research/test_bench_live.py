@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
+from mjolnir.ledger.packing import pack
 from mjolnir.research import devices
 from mjolnir.research.answer import Failure, UsageFailure
 from mjolnir.research.bench.live import compare, live
@@ -190,6 +192,14 @@ def test_the_rows_of_several_runs_are_counted_and_their_gain_has_an_interval(bot
     assert figures["trials_per_minute"] == pytest.approx(devices.live(both)["trials_per_minute"], rel=1e-3)  # type: ignore[index]
     with pytest.raises(UsageFailure, match="one run"):
         live([first, second], first)
+
+
+def test_an_export_is_read_as_it_is_packed(both: list[Any], tmp_path: Path) -> None:
+    packed = [{**record, "schema": ledgers.SCHEMA, "body": pack(record["body"])} for record in both]
+    assert any(json.dumps(record["body"]) != json.dumps(was["body"]) for record, was in zip(packed, both, strict=True))
+    told = [live([save(tmp_path / name, made)], None).data for name, made in (("packed", packed), ("plain", both))]
+    assert told[0]["figures"] == told[1]["figures"]
+    assert told[0]["rows"] == told[1]["rows"]
 
 
 def test_a_run_without_decisions_says_nothing_of_rows(both: list[Any], tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ class Request:
     ledger: Path | None = None
     export: Path | None = None
     depth: int | None = None
+    noise: int | None = None
+    instances: int | None = None
+    group: int | None = None
     storage: str | None = None
     worker: bool = False
     lease_seconds: float = 30.0
@@ -141,6 +144,9 @@ class Request:
             "race": self.race,
             "alpha": self.alpha,
             "depth": self.depth,
+            "noise": self.noise,
+            "instances": self.instances,
+            "group": self.group,
             "robust": self.robust or None,
             "pins": self._pins() or None,
         }
@@ -162,6 +168,9 @@ class Request:
             "--race": (self.race, options.race),
             "--alpha": (self.alpha, options.alpha),
             "--depth": (self.depth, options.depth),
+            "--noise": (self.noise, options.noise),
+            "--instances": (self.instances, options.instances),
+            "--group": (self.group, options.group),
             "--robust": (self.robust or None, options.robust),
             "--pin": (self._pins() or None, dict(options.pins)),
         }

@@ -166,4 +166,22 @@ DECODE8 = Workload(
 )  # fmt: skip
 """The eight points on which the peers were measured, in equal weights."""
 
-PRESETS: Mapping[str, Workload] = {DECODE8.name: DECODE8}
+MOST_KEYS = 1 << 20
+"""Tokens of one point of `SERVING27`: 2 GiB of fp8 KV at 8 heads of 128, so that all its points fit a card at once."""
+
+
+def _three_contexts(batch: int) -> tuple[int, ...]:
+    """2K, 8K and 32K tokens; where the longest would be too much, what fits and a half and a quarter of it."""
+    most = MOST_KEYS // batch
+    if most >= 32768:
+        return 2048, 8192, 32768
+    return (2048, 8192, 16384) if most == 16384 else (most // 4, most // 2, most)
+
+
+SERVING27 = Workload(
+    "serving27",
+    tuple(uniform(1 << power, context) for power in range(9) for context in _three_contexts(1 << power)),
+)
+"""Nine buckets, batch 1 to 256, of three context lengths each: what a table row has to serve, in equal weights."""
+
+PRESETS: Mapping[str, Workload] = {preset.name: preset for preset in (DECODE8, SERVING27)}

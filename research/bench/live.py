@@ -4,7 +4,8 @@ From exported runs alone (`ledger.jsonl`): trials a minute, share of the search 
 phases gate and measure, and the median time that it waited between two trials. Two runs of one problem on different
 numbers of devices are compared: trials a minute, and of each bucket the setting that was decided on. Two winners are
 the same within the noise when they are one setting, or when the intervals of their ratio to the default, each widened
-by the bucket's noise floor, overlap.
+by the bucket's noise floor, overlap. Of several runs the rates are means over their seconds, and their rows are taken
+together (`live_rows`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from mjolnir import ledger as ledgers
+from mjolnir.ledger.unpacking import unpack
 from mjolnir.research import devices
-from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.answer import Answer, Failure, UsageFailure
+from mjolnir.research.bench import live_rows
 from mjolnir.research.bench.replay import SCHEMA, written
 from mjolnir.research.summary import bodies, summarize
 from mjolnir.tuner.statistics import Weights
@@ -24,29 +29,30 @@ from mjolnir.tuner.workload import Workload
 Facts = dict[str, Any]
 
 
-def live(folder: Path, against: Path | None, out: Path | None = None) -> Answer:
-    """Take the figures of an exported run, and write them to `out` where it is given.
+def live(folders: Sequence[Path], against: Path | None, out: Path | None = None) -> Answer:
+    """Take the figures of exported runs, and write them to `out` where it is given.
 
     Args:
-        folder: the run.
-        against: the same campaign on fewer devices, for the speed-up.
+        folders: the runs, one at least.
+        against: the same campaign as the only run, on fewer devices, for the speed-up.
         out: the file; figures of other commands in it are kept.
 
     Raises:
+        UsageFailure: several runs are to be held against one.
         Failure: no such run, one of a replay, or two of different problems.
     """
-    records, found = _load(folder)
-    figures = {
-        "device_idle_ms": found["idle_ms"],
-        "device_busy_share": found["busy_share"],
-        "trials_per_minute": found["trials_per_minute"],
-    }
-    if found["minutes_300"] is not None:
-        figures["live_minutes_300"] = found["minutes_300"]
-    data: Facts = {"schema": SCHEMA, "bench": "live", "runs": {folder.name: found}}
+    if against is not None and len(folders) > 1:
+        raise UsageFailure("--against goes with one run")
+    loaded = {folder.name: _load(folder) for folder in folders}
+    figures = _rates([found for _, found in loaded.values()])
+    rows = [row for records, _ in loaded.values() for row in live_rows.rows(records)]
+    data: Facts = {"schema": SCHEMA, "bench": "live", "runs": {name: found for name, (_, found) in loaded.items()}}
+    if any(row["decision"] != live_rows.UNDECIDED for row in rows):  # else it was a search, and says nothing of rows
+        figures |= live_rows.figures(rows)
+        data["rows"] = rows
     if against is not None:
-        before, other = _load(against)
-        _require_alike(records, before, folder, against)
+        (records, found), (before, other) = loaded[folders[0].name], _load(against)
+        _require_alike(records, before, folders[0], against)
         winners = compare(before, records)
         figures["speed_up"] = round(found["trials_per_minute"] / other["trials_per_minute"], 3)
         figures["same_winners"] = sum(entry["same"] for entry in winners.values())
@@ -56,6 +62,19 @@ def live(folder: Path, against: Path | None, out: Path | None = None) -> Answer:
     data |= {"figures": figures, "taken": {"how": " ".join((__doc__ or "").split("\n\n", 1)[1].split())}}
     lines = [f"{name:26} {'-' if value is None else format(value, 'g'):>10}" for name, value in figures.items()]
     return Answer(data, "\n".join([*lines, *written(_merged(data, out), out, indent=2)]))
+
+
+def _rates(found: Sequence[Facts]) -> Facts:
+    """How fast the searches went and how busy their devices were; means over the seconds, the median wait of all."""
+    seconds = sum(run["seconds"] for run in found)
+    idle = [run["idle_ms"] for run in found if run["idle_ms"] is not None]
+    minutes = [run["minutes_300"] for run in found if run["minutes_300"] is not None]
+    figures = {
+        "device_idle_ms": round(median(idle), 3) if idle else None,
+        "device_busy_share": round(sum(run["busy_share"] * run["seconds"] for run in found) / seconds, 4),
+        "trials_per_minute": round(60 * sum(run["trials"] for run in found) / seconds, 2),
+    }
+    return {**figures, "live_minutes_300": max(minutes)} if minutes else figures
 
 
 def compare(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, Facts]:
@@ -73,13 +92,20 @@ def compare(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 def _load(folder: Path) -> tuple[list[Mapping[str, Any]], Facts]:
     try:
         lines = (folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-        records: list[Mapping[str, Any]] = [json.loads(line) for line in lines]
+        records = [_record(json.loads(line)) for line in lines]
     except (OSError, ValueError) as error:
         raise Failure(f"{folder} holds no exported run: {error}") from error
     found = devices.live(records)
     if found is None:
         raise Failure(f"{folder} is no live run: a replay says nothing of a device, nor does a run without trials")
     return records, found
+
+
+def _record(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line of an export as the tuner wrote it: the ledger packs the bodies of its own schema."""
+    if values.get("schema") != ledgers.SCHEMA:
+        return values
+    return {**values, "body": unpack(values["body"])}
 
 
 def _require_alike(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], *folders: Path) -> None:
@@ -120,11 +146,12 @@ def _span(winner: Facts, floor: float) -> tuple[float, float]:
 
 
 def _merged(data: Facts, out: Path | None) -> Facts:
-    """With the figures that other commands left in the file."""
+    """With the figures and runs that other commands left in the file."""
     if out is None or not out.exists():
         return data
     try:
         before = json.loads(out.read_text(encoding="utf-8"))
-        return {**before, **data, "figures": {**before["figures"], **data["figures"]}}
+        runs = {**before.get("runs", {}), **data["runs"]}
+        return {**before, **data, "runs": runs, "figures": {**before["figures"], **data["figures"]}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Failure(f"--out: {out} holds no figures to add to: {error}") from error

@@ -90,6 +90,15 @@ def run(
     depth: Annotated[
         int | None, typer.Option("--depth", min=1, help="Trials asked ahead, and most devices at work at once (4).")
     ] = None,
+    noise: Annotated[
+        int | None, typer.Option("--noise", min=1, help="Comparisons of the default with itself at the start (30).")
+    ] = None,
+    instances: Annotated[
+        int | None, typer.Option("--instances", min=1, help="Instances that a candidate is tested with, at most (60).")
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option("--group", min=1, help="Instances that one fresh process takes of a candidate (2).")
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option("--storage", help="Share the campaign with workers on other hosts through this database."),
@@ -112,7 +121,8 @@ def run(
             dry_run=dry_run, alpha=alpha, robust=robust, geometry=next(iter(geometries), None), placement=placement,
             workload=workload, model=model, tensor_parallel=tensor_parallel, page_size=page_size,
             pins=tuple(pin or ()), promote=promote, defaults=defaults, ledger=ledger, export=export,
-            depth=depth, storage=storage, lease_seconds=lease_seconds,
+            depth=depth, noise=noise, instances=instances, group=group, storage=storage,
+            lease_seconds=lease_seconds,
             command=("mjolnir", *sys.argv[1:]),
         )  # fmt: skip
         screen = progress.screen(console(stderr=as_json))

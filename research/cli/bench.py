@@ -166,19 +166,19 @@ def tuner(
 
 @app.command()
 def live(
-    run: Annotated[Path, typer.Argument(help="The folder of an exported run on a GPU.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of exported runs on a GPU.")],
     against: Annotated[
         Path | None, typer.Option("--against", help="An exported run of the same problem on fewer devices.")
     ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """How busy a live campaign kept its device, how long it waited between trials, what a second device gained."""
+    """How busy a live campaign kept its device, how long it waited between trials, which rows were proven."""
 
     def work() -> Answer:
         from mjolnir.research.bench import live as twin
 
-        return twin.live(run, against, out)
+        return twin.live(runs, against, out)
 
     answer(work, as_json)
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
+from mjolnir.ledger.packing import pack
 from mjolnir.research import devices
-from mjolnir.research.answer import Failure
+from mjolnir.research.answer import Failure, UsageFailure
 from mjolnir.research.bench.live import compare, live
 from mjolnir.research.bodies import campaign_body
 from mjolnir.research.findings import device_lines
@@ -108,7 +110,7 @@ def test_the_first_300_trials_are_timed_by_the_campaigns_clock(one: list[Any], t
         {**trials[n % 16], "body": {**trials[n % 16]["body"], "trial": n + 1, "clock": first + 0.5 * n}}
         for n in range(310)
     ]
-    told = live(save(tmp_path / "many", [record for record in one if record["kind"] != "trial"] + many), None)
+    told = live([save(tmp_path / "many", [record for record in one if record["kind"] != "trial"] + many)], None)
     assert told.data["figures"]["live_minutes_300"] == round((0.5 * 299 + 0.04) / 60, 3)
 
 
@@ -124,14 +126,16 @@ def test_the_findings_say_how_busy_the_devices_were(both: list[Any], one: list[A
 
 def test_a_second_device_is_compared_with_one(both: list[Any], one: list[Any], tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    out.write_text(json.dumps({"figures": {"rows_promoted": 3}, "table": "kept"}))
-    told = live(save(tmp_path / "both", both), save(tmp_path / "one", one), out)
+    before = {"figures": {"live_minutes_300": 3}, "runs": {"earlier": {}}, "table": "kept"}
+    out.write_text(json.dumps(before))
+    told = live([save(tmp_path / "both", both)], save(tmp_path / "one", one), out)
     figures = told.data["figures"]
     assert figures["speed_up"] > 1.3
     assert (figures["same_winners"], figures["buckets"]) == (2, 2)
     assert 0.25 <= figures["device_idle_ms"] <= 0.75
     kept = json.loads(out.read_text())
-    assert kept["figures"] == {**figures, "rows_promoted": 3}
+    assert kept["figures"] == {**figures, "live_minutes_300": 3}
+    assert list(kept["runs"]) == ["both", "earlier", "one"]
     assert kept["table"] == "kept"
     assert kept["winners"]["1"]["winners"][0]["setting"] == WINNER.as_dict()
 
@@ -156,13 +160,61 @@ def test_other_winners_are_the_same_only_within_the_noise(both: list[Any]) -> No
     assert not changed(high * (1 + 3 * first["floor"]))["same"]
 
 
+def decided(made: list[Any], tag: str, **ratios: tuple[float, float, float] | None) -> list[Any]:
+    """The run without its finals, under another tag, with a decision for each bucket that has ratios."""
+    ends = ("value", "low", "high")
+    kept = [{**record, "tag": tag} for record in made if record["kind"] != "promotion"]
+    for name, ratio in ratios.items():
+        body = {
+            "bucket": int(name.removeprefix("b")),
+            "decision": "promote" if ratio else "not-proven",
+            "reason": "as it was found",
+            "setting": WINNER.as_dict(),
+            "certificate": {"ratio_default": dict(zip(ends, ratio or (0.99, 0.98, 1.0), strict=True))},
+        }
+        kept.append({"kind": "promotion", "tag": tag, "body": body})
+    return kept
+
+
+def test_the_rows_of_several_runs_are_counted_and_their_gain_has_an_interval(both: list[Any], tmp_path: Path) -> None:
+    first = save(tmp_path / "a", decided(both, "a", b1=(0.8, 0.75, 0.9), b32=None))
+    second = save(tmp_path / "b", decided(both, "b", b32=(0.5, 0.4, 0.625)))
+    told = live([first, second], None)
+    figures = told.data["figures"]
+    assert (figures["rows"], figures["rows_promoted"]) == (4, 2)
+    assert figures["table_gain"] == pytest.approx((1.25 * 2) ** 0.25, abs=1e-4)
+    assert figures["table_gain_low"] == pytest.approx((1 / 0.9 * 1.6) ** 0.25, abs=1e-4)
+    assert figures["table_gain_high"] == pytest.approx((1 / 0.75 * 2.5) ** 0.25, abs=1e-4)
+    assert [(row["tag"], row["bucket"], row["decision"]) for row in told.data["rows"]] == [
+        ("a", 1, "promote"), ("a", 32, "not-proven"), ("b", 1, "undecided"), ("b", 32, "promote"),
+    ]  # fmt: skip
+    assert told.data["rows"][1]["gain"] == {"value": 1.0101, "low": 1.0, "high": 1.02041}
+    assert figures["trials_per_minute"] == pytest.approx(devices.live(both)["trials_per_minute"], rel=1e-3)  # type: ignore[index]
+    with pytest.raises(UsageFailure, match="one run"):
+        live([first, second], first)
+
+
+def test_an_export_is_read_as_it_is_packed(both: list[Any], tmp_path: Path) -> None:
+    packed = [{**record, "schema": ledgers.SCHEMA, "body": pack(record["body"])} for record in both]
+    assert any(json.dumps(record["body"]) != json.dumps(was["body"]) for record, was in zip(packed, both, strict=True))
+    told = [live([save(tmp_path / name, made)], None).data for name, made in (("packed", packed), ("plain", both))]
+    assert told[0]["figures"] == told[1]["figures"]
+    assert told[0]["rows"] == told[1]["rows"]
+
+
+def test_a_run_without_decisions_says_nothing_of_rows(both: list[Any], tmp_path: Path) -> None:
+    told = live([save(tmp_path / "cut", decided(both, "cut"))], None)
+    assert "rows_promoted" not in told.data["figures"]
+    assert "rows" not in told.data
+
+
 def test_what_is_no_live_run_is_refused(gain: Recording, both: list[Any], tmp_path: Path) -> None:  # noqa: F811
     replayed = records(ReplayBench(gain), simulated=True)
     assert devices.live(replayed) is None
     with pytest.raises(Failure, match="is no live run"):
-        live(save(tmp_path / "replay", replayed), None)
+        live([save(tmp_path / "replay", replayed)], None)
     with pytest.raises(Failure, match="holds no exported run"):
-        live(tmp_path / "nothing", None)
+        live([tmp_path / "nothing"], None)
     other = [{**r, "body": {**r["body"], "geometry": {}}} if r["kind"] == "campaign" else r for r in both]
     with pytest.raises(Failure, match="differ in their geometry"):
-        live(save(tmp_path / "a", both), save(tmp_path / "b", other))
+        live([save(tmp_path / "a", both)], save(tmp_path / "b", other))

@@ -71,3 +71,13 @@ def test_the_command_names_no_password():
     assert command_line(["mjolnir", "run", "--gate-url", url, "--tag", "t"])[2:4] == ["--gate-url", shown]
     assert command_line(["mjolnir", f"--gate-url={url}"]) == ["mjolnir", f"--gate-url={shown}"]
     assert command_line(["mjolnir", "--gate-url", "http://[hush-hush"])[2] == "***"
+
+
+def test_what_the_proof_takes_is_told_to_the_tuner_and_stays_as_it_began() -> None:
+    options = Request(noise=12, instances=24, group=1).options()
+    assert (options.noise, options.instances, options.group) == (12, 24, 1)
+    recorded = options.as_dict()
+    assert Request(noise=12).options(recorded) == options
+    for changed in (Request(noise=13), Request(instances=25), Request(group=2)):
+        with pytest.raises(UsageFailure, match="cannot change"):
+            changed.options(recorded)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mjolnir.tuner.workload import DECODE8, MOST_SEQUENCES, Point, Workload
+from mjolnir.tuner.workload import DECODE8, MOST_SEQUENCES, SERVING27, Point, Workload
 
 
 def written(*points: Any) -> dict[str, Any]:
@@ -50,3 +50,14 @@ def test_the_point_that_is_wrong_is_named(point: Any, words: str) -> None:
 def test_points_are_a_list_of_a_few(points: Any) -> None:
     with pytest.raises(ValueError, match="points must be a list of 1 to"):
         Workload.from_dict(written() | {"points": points})
+
+
+def test_the_serving_preset_has_three_lengths_in_each_of_nine_buckets_and_fits_a_card() -> None:
+    assert Workload.load("serving27") is SERVING27
+    assert SERVING27.buckets == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    lengths = [[SERVING27.points[i].contexts[0] for i in SERVING27.of_bucket(b)] for b in SERVING27.buckets]
+    usual = [[2048, 8192, 32768]] * 6
+    assert lengths == [*usual, [2048, 8192, 16384], [2048, 4096, 8192], [1024, 2048, 4096]]
+    tokens = [sum(point.contexts) for point in SERVING27.points]
+    assert max(tokens) == 1 << 20
+    assert 2 * 2048 * sum(tokens) < 40e9, "two sets of each point, 2,048 bytes a token"

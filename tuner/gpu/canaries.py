@@ -31,16 +31,17 @@ def baked(fault: str) -> str:
 
 
 def stand_in(setting: Setting, geometry: Geometry, device: Device) -> Setting:
-    """A setting that differs in one baked knob, the ring's depth, which no two binaries can share.
+    """A setting that differs in one baked knob, which no two binaries can share: the ring's depth, else the launch.
 
     Raises:
-        ValueError: no other depth fits.
+        ValueError: nothing else fits.
     """
     depth = resolve(setting, geometry, device).kv_stages
-    for other in (depth - 1, depth + 1, depth - 2, depth + 2):
-        if other >= 2 and infeasible(candidate := replace(setting, kv_stages=other), geometry, device) is None:
+    rings = [replace(setting, kv_stages=other) for other in (depth - 1, depth + 1, depth - 2, depth + 2) if other >= 2]
+    for candidate in (*rings, replace(setting, pdl=1 - setting.pdl)):
+        if infeasible(candidate, geometry, device) is None:
             return candidate
-    raise ValueError(f"{setting}: no ring of another depth fits, so there is no other binary to serve")
+    raise ValueError(f"{setting}: nothing else fits, so there is no other binary to serve")
 
 
 def require_binary(setting: Setting, ran: Binary, built: Mapping[str, Any] | None) -> None:

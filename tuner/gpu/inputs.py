@@ -9,7 +9,7 @@ captured before hold until then.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,12 @@ LAYOUT = {
     ("token-major", "apart"): "2BNHD",
 }
 FILL_ELEMENTS = 1 << 26
+FILL_TURN = 9973
+"""Bytes by which each chunk of a pool is turned against the one before: odd, so that no two pages are ever alike."""
+
+TOGETHER_BYTES = 1 << 30
+"""KV bytes of the sets whose reference is made at once."""
+
 _VERSIONS = itertools.count(1)
 
 
@@ -186,14 +192,28 @@ class PointInputs:
     def reference(self) -> tuple[Tensor, Tensor]:
         """What a right launch gives, and by how much each element may differ: f32, as `out`; made once a renewal."""
         if self._reference is None:
-            from mjolnir.kernel.reference import attention_f32
             from mjolnir.kernel.tolerance import bound
 
-            constants = self._constants()
-            outputs = tuple(attention_f32(s.q, s.k, s.v, s.block_table, **constants)[0] for s in self.sets)
-            out = torch.stack(outputs)
-            self._reference = out, bound(out.flatten(0, 1), self.geometry).view_as(out)
+            together = max(1, TOGETHER_BYTES // self._bytes)
+            begins = range(0, len(self.sets), together)
+            out = torch.cat([self._right(self.sets[begin : begin + together]) for begin in begins])
+            self._reference = out.view_as(self.out), bound(out, self.geometry).view_as(self.out)
         return self._reference
+
+    def _right(self, sets: Sequence[KVSet]) -> Tensor:
+        """What right launches on some sets give, one after another, as (sets * tokens, heads_q, head_dim) in f32.
+
+        Small sets are taken as one batch over one cache: a launch for each would take longer than what it does.
+        """
+        from mjolnir.kernel.reference import attention_f32
+
+        first = sets[0]
+        if len(sets) == 1:
+            return attention_f32(first.q, first.k, first.v, first.block_table, **self._constants())[0]
+        q, k, v = (torch.cat([getattr(item, name) for item in sets]) for name in ("q", "k", "v"))
+        tables = torch.cat([item.block_table.long() + number * self._pages for number, item in enumerate(sets)])
+        constants = {**self._constants(), "seq_lens": self.seq_lens.repeat(len(sets))}
+        return attention_f32(q, k, v, tables, **constants)[0]
 
     @contextmanager
     def other_queries(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -237,10 +257,17 @@ def _codes(values: Tensor) -> Tensor:
 
 
 def _random_codes(count: int, device: str, seed: int) -> Tensor:
-    """`count` bytes of e4m3, a chunk at a time: the f32 numbers of a whole pool would not fit."""
+    """`count` bytes of e4m3: a chunk of normal numbers, then the same chunk again and again, each time turned further.
+
+    Drawing all of a large pool would take longer than to measure on it, and its f32 numbers would not fit.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     codes = torch.empty(count, dtype=torch.uint8, device=device)
-    for begin in range(0, count, FILL_ELEMENTS):
-        chunk = codes[begin : begin + FILL_ELEMENTS]
-        chunk.copy_(_codes(_normal(chunk.shape, generator, device)))
+    first = codes[:FILL_ELEMENTS]
+    first.copy_(_codes(_normal(first.shape, generator, device)))
+    for number in range(1, -(-count // FILL_ELEMENTS)):
+        chunk = codes[number * FILL_ELEMENTS : (number + 1) * FILL_ELEMENTS]
+        turned = first[number * FILL_TURN % FILL_ELEMENTS :][: len(chunk)]
+        chunk[: len(turned)].copy_(turned)
+        chunk[len(turned) :].copy_(first[: len(chunk) - len(turned)])
     return codes

@@ -9,6 +9,7 @@ import torch
 
 from mjolnir.kernel.geometry import Placement
 from mjolnir.kernel.reference import attention_f64
+from mjolnir.tuner.gpu import inputs as inputs_of
 from mjolnir.tuner.gpu.inputs import HOSTILE_PAGE, LAYOUT, OFFSET_STEP, PointInputs
 from mjolnir.tuner.workload import Point
 from tests.tuner.gpu.conftest import GEOMETRY
@@ -131,6 +132,30 @@ def test_the_reference_is_attention_on_what_the_writer_leaves(placement: Placeme
     assert (allowed[:, 0] > 0).all()
     assert (allowed[:, 1] == 0).all()
     assert not inputs.changed()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_sets_have_the_same_reference_alone_and_together(placement: Placement, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for most in (1, 1 << 30):
+        monkeypatch.setattr(inputs_of, "TOGETHER_BYTES", most)
+        inputs = make(placement)
+        inputs.renew(1, move=True)
+        made.append(inputs.reference())
+    (alone, bound), (together, same) = made
+    assert torch.allclose(alone, together, rtol=0, atol=1e-6)
+    assert torch.allclose(bound, same)
+    assert not torch.allclose(alone[0], alone[1], atol=1e-2)
+
+
+def test_a_pool_of_several_chunks_is_finite_and_no_page_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_of, "FILL_ELEMENTS", 1 << 13)
+    inputs = make()
+    codes = inputs.pool.view(torch.uint8)
+    assert not (codes & 0x7F == 0x7F).any()
+    assert 0.9 < float(codes.view(torch.float8_e4m3fn).float().std()) < 1.1
+    pages = codes[: len(codes) // 256 * 256].view(-1, 256)
+    assert len(pages.unique(dim=0)) == len(pages)
 
 
 def test_what_is_written_to_is_named() -> None:

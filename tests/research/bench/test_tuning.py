@@ -115,6 +115,18 @@ def test_search_finds_binary_splits_and_then_the_rest() -> None:
     assert not any(infeasible(setting, MAIN, H200) for setting in watch.timed)
 
 
+def test_search_turns_pdl_off_where_all_likely_binaries_have_it_on() -> None:
+    timed: dict[Setting, float] = {}
+
+    def watch(setting: Setting) -> float:
+        eight = setting.consumer_warps == 8 and setting.kv_stages == 4
+        return timed.setdefault(setting, 10.0 - 2 * eight + 0.5 * setting.pdl)
+
+    found = search([Setting()], MAIN, H200, watch, 10)
+    assert found == Setting(ctas_per_sm=1, consumer_warps=8, kv_stages=4, pdl=0)
+    assert len(timed) == 10
+
+
 def test_search_keeps_to_its_limit() -> None:
     for limit in (1, 2, 5, 12):
         watch = Stopwatch()

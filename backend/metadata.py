@@ -1,9 +1,16 @@
-"""What a step that runs on Mjolnir hands to its layers."""
+"""What a step that runs on Mjolnir hands to its layers, and its plan, which the first of them makes.
+
+The plan is a kernel on the step's lengths, so that it can be made wherever these are on the device. It is launched by
+the step's first layer and not when the step is built: a CUDA graph that was captured from the layers holds it then, and
+finds the plan for its own lengths on every replay, while the host launches nothing but the graph.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from mjolnir.backend import resolve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +24,7 @@ class DecodeMetadata:
     looks at some of them; vLLM subclasses it and sets members of its own, so it is an open dataclass.
 
     Attributes:
-        launcher: runs a layer; its plan for this step is made.
+        launcher: plans the step and runs a layer.
         batch, q_len: requests that the kernel is given, and query tokens of each.
         num_actual_tokens, max_query_len, max_seq_len: as vLLM counts them; the last may be a bound.
         query_start_loc: (requests + 1,) int32 on the device.
@@ -25,7 +32,10 @@ class DecodeMetadata:
         block_table: (batch, width) int32 on the device.
         slot_mapping: (tokens,) int64, where new tokens go in the cache.
         causal: as the step has it.
+        margin: tokens by which lengths may grow after the plan.
+        capacity: tokens that a row of the table can hold.
         use_cascade: never.
+        planned: None before the plan was made, then whether that was within a capture.
     """
 
     launcher: Launcher
@@ -39,4 +49,16 @@ class DecodeMetadata:
     block_table: Tensor
     slot_mapping: Tensor
     causal: bool
+    margin: int
+    capacity: int
     use_cascade: bool = False
+    planned: bool | None = None
+
+    def make_plan(self) -> None:
+        """Plan the step for all layers, unless that is done: once, and once more in a capture, since what ran before it
+        (vLLM may warm up with the same metadata) is not part of the graph.
+        """
+        capturing = resolve.is_capturing()
+        if self.planned is not capturing:
+            self.launcher.plan(self.seq_lens, self.margin, capacity=self.capacity)
+            self.planned = capturing

@@ -96,13 +96,23 @@ def route(step: Step, common_prefix_len: int, limits: Limits) -> Decode | Refuse
 def uniform(step: Step) -> tuple[int, int] | Refused:
     """Requests that have tokens, and how many each has; padding requests without any may only follow them."""
     starts = step.query_start_loc_cpu.numpy()
-    tokens, q_len = int(starts[step.num_reqs]), int(starts[1])
+    tokens = starts.item(step.num_reqs)
+    requests, rest = divmod(tokens, max(1, step.max_query_len))
+    if tokens and not rest and requests <= step.num_reqs and starts.item(requests) == tokens:
+        # as many tokens as so many requests can have at most, so that each has the most
+        return requests, step.max_query_len
+    return _uniform(step.num_reqs, starts, tokens)
+
+
+def _uniform(num_reqs: int, starts: Any, tokens: int) -> tuple[int, int] | Refused:
+    """The same, request by request: where the most query tokens are a bound only, or to say what is wrong."""
+    q_len = starts.item(1)
     if tokens == 0:
         return EMPTY
     if q_len == 0:
         return SCATTERED
     requests, rest = divmod(tokens, q_len)
-    if rest or requests > step.num_reqs:
+    if rest or requests > num_reqs:
         return RAGGED
     lengths = starts[1 : requests + 1] - starts[:requests]
     if (lengths == q_len).all():

@@ -143,7 +143,7 @@ class MjolnirBuilder:
 
 
 def _described(service: Service, decode: Decode, step: Any) -> DecodeMetadata:
-    """A step for all layers of the group, of vLLM's own tensors: an operator of torch's costs more than all the rest."""
+    """A step for all layers, of vLLM's own tensors: an operator of torch's costs more than all the rest."""
     batch, q_len, causal = decode
     seq_lens, table = step.seq_lens, step.block_table_tensor
     if seq_lens.shape[0] != batch:

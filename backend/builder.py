@@ -143,17 +143,12 @@ class MjolnirBuilder:
 
 
 def _described(service: Service, decode: Decode, step: Any) -> DecodeMetadata:
-    """A step for all layers, of vLLM's own tensors: an operator of torch's costs more than all the rest."""
+    """A step for all layers, of vLLM's own tensors, untouched: a call into torch costs more than all the rest."""
     batch, q_len, causal = decode
-    seq_lens, table = step.seq_lens, step.block_table_tensor
-    if seq_lens.shape[0] != batch:
-        seq_lens = seq_lens[:batch]
-    if table.shape[0] != batch:
-        table = table[:batch]
-    launcher = service.launchers.get(batch, q_len, causal)
     return DecodeMetadata(
-        launcher, batch, q_len, step.num_actual_tokens, step.max_query_len, step.max_seq_len, step.query_start_loc,
-        seq_lens, table, step.slot_mapping, causal, service.margin, table.shape[1] * service.geometry.page_size,
+        service.launchers.get(batch, q_len, causal), batch, q_len, step.num_actual_tokens, step.max_query_len,
+        step.max_seq_len, step.query_start_loc, step.seq_lens, step.block_table_tensor, step.slot_mapping, causal,
+        service.margin, service.geometry.page_size,
     )  # fmt: skip
 
 

@@ -28,12 +28,12 @@ class DecodeMetadata:
         batch, q_len: requests that the kernel is given, and query tokens of each.
         num_actual_tokens, max_query_len, max_seq_len: as vLLM counts them; the last may be a bound.
         query_start_loc: (requests + 1,) int32 on the device.
-        seq_lens: (batch,) int32 on the device; may grow in place by the plan's margin.
-        block_table: (batch, width) int32 on the device.
+        seq_lens: (batch,) int32 on the device, before the plan may have more; may grow in place by the plan's margin.
+        block_table: (batch, width) int32 on the device, likewise.
         slot_mapping: (tokens,) int64, where new tokens go in the cache.
         causal: as the step has it.
         margin: tokens by which lengths may grow after the plan.
-        capacity: tokens that a row of the table can hold.
+        page_size: tokens of a page of the table.
         use_cascade: never.
         planned: None before the plan was made, then whether that was within a capture.
     """
@@ -50,7 +50,7 @@ class DecodeMetadata:
     slot_mapping: Tensor
     causal: bool
     margin: int
-    capacity: int
+    page_size: int
     use_cascade: bool = False
     planned: bool | None = None
 
@@ -60,5 +60,10 @@ class DecodeMetadata:
         """
         capturing = resolve.is_capturing()
         if self.planned is not capturing:
-            self.launcher.plan(self.seq_lens, self.margin, capacity=self.capacity)
             self.planned = capturing
+            self.seq_lens, self.block_table = _cut(self.seq_lens, self.batch), _cut(self.block_table, self.batch)
+            self.launcher.plan(self.seq_lens, self.margin, capacity=self.block_table.shape[1] * self.page_size)
+
+
+def _cut(tensor: Tensor, batch: int) -> Tensor:
+    return tensor if tensor.shape[0] == batch else tensor[:batch]

@@ -7,6 +7,7 @@ run by the fallback, unchanged.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 
@@ -94,30 +95,26 @@ def route(step: Step, common_prefix_len: int, limits: Limits) -> Decode | Refuse
 
 
 def uniform(step: Step) -> tuple[int, int] | Refused:
-    """Requests that have tokens, and how many each has; padding requests without any may only follow them."""
-    starts = step.query_start_loc_cpu.numpy()
-    tokens = starts.item(step.num_reqs)
-    requests, rest = divmod(tokens, max(1, step.max_query_len))
-    if tokens and not rest and requests <= step.num_reqs and starts.item(requests) == tokens:
-        # as many tokens as so many requests can have at most, so that each has the most
-        return requests, step.max_query_len
-    return _uniform(step.num_reqs, starts, tokens)
+    """Requests that have tokens, and how many each has; padding requests without any may only follow them.
 
-
-def _uniform(num_reqs: int, starts: Any, tokens: int) -> tuple[int, int] | Refused:
-    """The same, request by request: where the most query tokens are a bound only, or to say what is wrong."""
-    q_len = starts.item(1)
+    Where no request has more than one token and there are rows for all, that is known without a look at the tensor,
+    which would cost more than all the rest: vLLM schedules no request without tokens, and its padding comes last.
+    """
+    if step.max_query_len == 1 and step.num_actual_tokens >= step.num_reqs:
+        return step.num_reqs, 1
+    starts: list[int] = step.query_start_loc_cpu.tolist()
+    tokens, q_len = starts[step.num_reqs], starts[1]
     if tokens == 0:
         return EMPTY
     if q_len == 0:
         return SCATTERED
     requests, rest = divmod(tokens, q_len)
-    if rest or requests > num_reqs:
+    if rest or requests > step.num_reqs:
         return RAGGED
-    lengths = starts[1 : requests + 1] - starts[:requests]
-    if (lengths == q_len).all():
+    lengths = {end - start for start, end in pairwise(starts[: requests + 1])}
+    if lengths == {q_len}:
         return requests, q_len
-    return SCATTERED if (lengths == 0).any() else RAGGED
+    return SCATTERED if 0 in lengths else RAGGED
 
 
 def decodes(step: Step, q_len: int) -> bool:

@@ -14,6 +14,7 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Exit, MissingFailure, UsageFailure
 from mjolnir.research.bench import vllm as twin
 from mjolnir.research.bench import vllm_rows as files
+from mjolnir.research.bench.vllm_questions import MODELS
 from mjolnir.research.serving.process import EngineFailed
 from mjolnir.research.serving.timing import Question
 
@@ -181,7 +182,7 @@ def test_one_that_gets_stuck_is_ended_and_what_it_had_timed_stays(tmp_path: Path
 
 def test_nothing_is_begun_when_time_is_over() -> None:
     race = twin.Race(twin.Options(minutes=1.0), Engines(), began=-1e9)
-    race.run({"qwen3-8b": twin.MODELS["qwen3-8b"]}, ("mjolnir",), ((1, 4096),))
+    race.run({"qwen3-8b": MODELS["qwen3-8b"]}, ("mjolnir",), ((1, 4096),))
     assert race.not_run == {"mjolnir qwen3-8b": "the 1 minutes were over"}
     assert race.runs == {}
 

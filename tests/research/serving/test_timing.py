@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mjolnir.research.serving import filling
 from mjolnir.research.serving.steps import Steps
@@ -78,7 +79,7 @@ def test_windows_hold_decode_steps_alone(point: tuple[Point, Engine, Steps]) -> 
         "step_us": pytest.approx(1000.0), "tokens_per_s": pytest.approx(4000.0), "host_us": pytest.approx(2.0),
         "decode_steps": 5, "mjolnir_steps": 0,
     }  # fmt: skip
-    profile = {"attention_us": None, "kernels": {}, "others": {}, "trouble": "there is no GPU"}
+    profile: dict[str, Any] = {"attention_us": None, "kernels": {}, "others": {}, "trouble": "there is no GPU"}
     assert timed.answer({"end": True}, prompts) == profile
     assert engine.aborted == ["0", "1", "2", "3"]
 
@@ -91,11 +92,10 @@ def test_requests_that_never_decode_together_end_it(point: tuple[Point, Engine, 
 
 
 def test_randomise_gives_every_matrix_its_size() -> None:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Sequential(torch.nn.Linear(400, 100), torch.nn.LayerNorm(100))
-    filling.randomise(model)
-    assert model[0].weight.std().item() == pytest.approx(0.05, rel=0.05)
-    assert torch.equal(model[1].weight, torch.ones(100))
+    linear, norm = torch.nn.Linear(400, 100), torch.nn.LayerNorm(100)
+    filling.randomise(torch.nn.Sequential(linear, norm))
+    assert linear.weight.std().item() == pytest.approx(0.05, rel=0.05)
+    assert torch.equal(norm.weight, torch.ones(100))
 
 
 def test_requests_that_are_not_ended_are_told(point: tuple[Point, Engine, Steps], monkeypatch: Any) -> None:
@@ -107,8 +107,6 @@ def test_requests_that_are_not_ended_are_told(point: tuple[Point, Engine, Steps]
 
 
 def test_layers_are_gone_through_several_times_and_once_while_the_cache_is_filled() -> None:
-    torch = pytest.importorskip("torch")
-
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,7 +1,8 @@
-"""The metadata builder: a mixin before a stock builder. It decides for each step, plans Mjolnir's, and leaves the rest.
+"""The metadata builder: a mixin before a stock builder. It decides for each step, describes Mjolnir's, and leaves the
+rest.
 
-What vLLM calls on every step is `build`; all of it is host code that launches one kernel, the plan, and waits for
-nothing. Under a CUDA graph it runs on every replay too, so that the graph finds a plan for the lengths of the step.
+What vLLM calls on every step, replays of CUDA graphs included, is `build`; all of it is host code that launches and
+waits for nothing. The plan of a step is made by its first layer, see `mjolnir.backend.metadata`.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class MjolnirBuilder:
         return None
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **more: Any) -> Any:
-        """The step's metadata: Mjolnir's with a plan made, or the fallback's."""
+        """The step's metadata: Mjolnir's, or the fallback's."""
         step = common_attn_metadata
         decode = self._route(common_prefix_len, step)
         if isinstance(decode, Refused):
@@ -123,7 +124,7 @@ class MjolnirBuilder:
             return super().build(common_prefix_len, step, fast_build, **more)  # type: ignore[misc]
         STEPS.ran(causal=decode.causal)
         assert self.mjolnir is not None
-        return _plan(self.mjolnir, decode, step)
+        return _described(self.mjolnir, decode, step)
 
     def _route(self, common_prefix_len: int, step: Any) -> Decode | Refused:
         return self._reason if self.mjolnir is None else route(step, common_prefix_len, self.mjolnir.limits)
@@ -141,19 +142,13 @@ class MjolnirBuilder:
             super().update_draft_decode_metadata(metadata)  # type: ignore[misc]
 
 
-def _plan(service: Service, decode: Decode, step: Any) -> DecodeMetadata:
-    """Plan a step on the device for all layers of the group."""
+def _described(service: Service, decode: Decode, step: Any) -> DecodeMetadata:
+    """A step for all layers, of vLLM's own tensors, untouched: a call into torch costs more than all the rest."""
     batch, q_len, causal = decode
-    seq_lens, table = step.seq_lens, step.block_table_tensor
-    if seq_lens.shape[0] != batch:
-        seq_lens = seq_lens[:batch]
-    if table.shape[0] != batch:
-        table = table[:batch]
-    launcher = service.launchers.get(batch, q_len, causal)
-    launcher.plan(seq_lens, service.margin, capacity=table.shape[1] * service.geometry.page_size)
     return DecodeMetadata(
-        launcher, batch, q_len, step.num_actual_tokens, step.max_query_len, step.max_seq_len, step.query_start_loc,
-        seq_lens, table, step.slot_mapping, causal,
+        service.launchers.get(batch, q_len, causal), batch, q_len, step.num_actual_tokens, step.max_query_len,
+        step.max_seq_len, step.query_start_loc, step.seq_lens, step.block_table_tensor, step.slot_mapping, causal,
+        service.margin, service.geometry.page_size,
     )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ class MjolnirImpl:
                 "Mjolnir writes no quantised output; disable vLLM's fusion of attention and quant"
             )
         assert self._views is not None
+        attn_metadata.make_plan()
         if query.dtype == queries.E4M3:
             query = queries.dequantise(query, layer._q_scale, self.mjolnir_layer.heads_kv, self._dtype)
         k_cache, v_cache = self._views.get(kv_cache)

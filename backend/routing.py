@@ -7,6 +7,7 @@ run by the fallback, unchanged.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 
@@ -94,9 +95,15 @@ def route(step: Step, common_prefix_len: int, limits: Limits) -> Decode | Refuse
 
 
 def uniform(step: Step) -> tuple[int, int] | Refused:
-    """Requests that have tokens, and how many each has; padding requests without any may only follow them."""
-    starts = step.query_start_loc_cpu.numpy()
-    tokens, q_len = int(starts[step.num_reqs]), int(starts[1])
+    """Requests that have tokens, and how many each has; padding requests without any may only follow them.
+
+    Where no request has more than one token and there are rows for all, that is known without a look at the tensor,
+    which would cost more than all the rest: vLLM schedules no request without tokens, and its padding comes last.
+    """
+    if step.max_query_len == 1 and step.num_actual_tokens >= step.num_reqs:
+        return step.num_reqs, 1
+    starts: list[int] = step.query_start_loc_cpu.tolist()
+    tokens, q_len = starts[step.num_reqs], starts[1]
     if tokens == 0:
         return EMPTY
     if q_len == 0:
@@ -104,10 +111,10 @@ def uniform(step: Step) -> tuple[int, int] | Refused:
     requests, rest = divmod(tokens, q_len)
     if rest or requests > step.num_reqs:
         return RAGGED
-    lengths = starts[1 : requests + 1] - starts[:requests]
-    if (lengths == q_len).all():
+    lengths = {end - start for start, end in pairwise(starts[: requests + 1])}
+    if lengths == {q_len}:
         return requests, q_len
-    return SCATTERED if (lengths == 0).any() else RAGGED
+    return SCATTERED if 0 in lengths else RAGGED
 
 
 def decodes(step: Step, q_len: int) -> bool:

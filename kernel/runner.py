@@ -16,7 +16,7 @@ import torch
 
 from mjolnir.kernel import arguments, cache
 from mjolnir.kernel.binding import Views
-from mjolnir.kernel.call import Call, Calls
+from mjolnir.kernel.call import Calls
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.geometry import Geometry
@@ -157,7 +157,7 @@ class Runner:
             self._launch_plan,
             self._views.view(seq_lens, arguments.as_rows(seq_lens).needed(seq_lens)),
             self.cuts,
-            self.tiles[:batch],
+            self._cut_to(batch)[0],
             self._counters,
             self.geometry.heads_kv * self.engine.blocks,
             self.max_splits,
@@ -208,7 +208,7 @@ class Runner:
         if call.pack_query:
             rows = _copy(self._pack("query", call.tokens), rows)
         written = self._pack("out", call.tokens) if call.pack_out else target
-        tiles, no_lse = self._cut_to(call)
+        tiles, no_lse = self._cut_to(call.batch)
         self._on_device(
             self._launch,
             rows,
@@ -232,11 +232,11 @@ class Runner:
         if written is not target:
             _copy(target, written)
 
-    def _cut_to(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    def _cut_to(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tiles and what stands for a log-sum-exp, cut to the batch."""
-        cut = self._cut.get(call.batch)
+        cut = self._cut.get(batch)
         if cut is None:
-            cut = self._cut[call.batch] = self.tiles[: call.batch], self._no_lse[: call.tokens]
+            cut = self._cut[batch] = self.tiles[:batch], self._no_lse[: batch * self.geometry.q_len]
         return cut
 
     def _pack(self, name: str, tokens: int) -> torch.Tensor:

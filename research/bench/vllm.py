@@ -1,64 +1,47 @@
 """`mjolnir bench vllm`: how fast vLLM decodes on Mjolnir, beside vLLM on its own backends.
 
-Each contender has a process of its own for each model. The processes of a model start together and stay, each with its
-cache filled; then every point goes through them in the order A-B-B-A, where one works and the others wait. All get the
-same model, fp8 KV and prompts, and full CUDA graphs of decode steps. Times of steps are wall times of whole windows of
-them, as a client would see them; attention is what a profiler saw between cache write and output projection, with what
-prepares Q, the merge and the plan, from steps of their own. `host_us` is the time of a step in the backend's metadata
-builder, which makes the plan. The vocabulary is scaled with the layers, so that the head's share of a step is that of
-the whole model.
+Each contender has a process of its own for each model, on cores of its own. The processes of a model start together
+and stay, each with its cache filled; at every point all have the same requests under way, and windows of decode steps
+go through them in the order A-B-B-A, where one works and the others wait. All get the same model, fp8 KV and prompts,
+full CUDA graphs of decode steps, and steps scheduled ahead as vLLM does it. Times of steps are wall times of whole
+windows, as a client would see them; attention is what a profiler saw between cache write and output projection, with
+what prepares Q, the merge and the plan, from steps of their own. `host_us` is the time of a step in the backend's
+metadata builder; Mjolnir's plan is part of the graph. Weights and cache are those of a few layers, and these are gone
+through as often as makes the layers of the whole model, so that a step keeps the device as busy as there.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
-from mjolnir.backend.overrides import variable
-from mjolnir.kernel.knobs import KNOBS
 from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.answer import Answer, Exit, MissingFailure, UsageFailure
 from mjolnir.research.bench import vllm_rows as files
 from mjolnir.research.bench.rows import write as write_json
+from mjolnir.research.bench.vllm_questions import CONTENDERS, MODELS, POINTS, environment, heads, question
 from mjolnir.research.serving import model as models
 from mjolnir.research.serving import process
 from mjolnir.research.serving.dialogue import Dialogue, Timed
-from mjolnir.research.serving.modes import capture_sizes
-from mjolnir.research.serving.timing import Question, most_tokens
+from mjolnir.research.serving.timing import Question
 from mjolnir.research.tell import tell
 
 ENGINE = "mjolnir.research.serving.timing"
 
-MODELS: Mapping[str, models.Shape] = {
-    "qwen3-8b": models.Shape(32, 8, 128, 4096, 12288, layers=4, vocabulary=16896),
-    "head-dim-256": models.Shape(16, 2, 256, 2048, 5120, layers=4, vocabulary=16896),
-}
-"""Shapes: four of the 36 layers of Qwen3-8B, and as many of a model with the attention of Qwen3-Next."""
+WINDOW = 0.3
+"""Seconds of a window on the slowest contender."""
 
-POINTS = tuple((batch, context) for context in (32768, 4096) for batch in (64, 8, 1))
-BLOCK = 64
-SPARE_BLOCKS = 1024
-"""Blocks for what points answer, so that the prompts of others stay in the cache."""
-
-SHARE = 0.05
-"""Of the GPU's memory that has to be free when a process starts; its cache has its size whatever that is."""
-
-OURS = {"VLLM_KV_CACHE_LAYOUT": "HND", "MJOLNIR_ATTN_FALLBACK": "FLASH_ATTN"}
-"""The fastest layout, and a fallback that compiles nothing: prefill is not what is timed."""
-
-CONTENDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    files.TUNED: ("CUSTOM", OURS),
-    files.BUILT_IN: ("CUSTOM", {**OURS, **{variable(knob): str(knob.default) for knob in KNOBS}}),
-    **{name: (name, {}) for name in files.STOCK},
-}
-"""Backend and environment of each; the built-in default is every knob set to it."""
+LEAST_STEPS = 8
+"""Of a window, however slow they are."""
 
 Engine = Callable[[Question, Mapping[str, str]], Timed]
 """Begins an engine in an environment; tests put another in the place of a process."""
@@ -70,21 +53,21 @@ class Options:
 
     Attributes:
         contenders, models, points: what is timed, points as BATCHxTOKENS.
-        windows, steps: timed windows of a point each time, and decode steps of a window.
+        steps: decode steps of a window, at most; fewer where they would take longer than `WINDOW` on the slowest.
         rounds: how often the order and its reverse are gone through; 0 = once, and not back.
-        minutes: nothing is begun after this long; 0 = no limit.
+        minutes: nothing is begun after this long, and a point goes through fewer rounds than asked for where it would
+            take the time of those to come; 0 = no limit.
         seconds: after which a process that is not ready, or has not timed a point, is ended.
         runner: `v1`, `v2`, or nothing for vLLM's choice.
         append: result files whose rows are kept where they are not measured anew.
-        out: the result file, which is written after every point of a process.
+        out: the result file, which is written after every point.
     """
 
     contenders: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     points: tuple[str, ...] = ()
-    windows: int = 5
-    steps: int = 40
-    rounds: int = 1
+    steps: int = 50
+    rounds: int = 5
     minutes: float = 0.0
     seconds: float = 900.0
     runner: str = ""
@@ -92,9 +75,21 @@ class Options:
     out: Path | None = None
 
     @property
+    def windows(self) -> int:
+        """Windows of a point."""
+        return max(1, 2 * self.rounds)
+
+    @property
     def target(self) -> Path | None:
         """Where results go."""
         return self.out or next(iter(self.append), None)
+
+
+class Timings(NamedTuple):
+    """What a contender gave at a point: `timing.Window` of each window, and `timing.Profile`."""
+
+    windows: Sequence[Mapping[str, Any]]
+    profile: Mapping[str, Any]
 
 
 @dataclass
@@ -111,8 +106,8 @@ class Race:
     options: Options
     engine: Engine
     earlier: Sequence[Mapping[str, Any]] = ()
-    began: float = field(default_factory=monotonic)
-    runs: dict[tuple[str, str, int, int], list[Mapping[str, Any]]] = field(default_factory=dict)
+    began: float = 0.0
+    runs: dict[tuple[str, str, int, int], Timings] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -120,50 +115,83 @@ class Race:
         self, shapes: Mapping[str, models.Shape], contenders: Sequence[str], points: Sequence[tuple[int, int]]
     ) -> None:
         """Time every contender on every model; one that fails is told, and the others go on."""
+        places = cores(len(contenders))
         with TemporaryDirectory(prefix="mjolnir-models-") as scratch:
-            for name, shape in shapes.items():
+            for left, (name, shape) in zip(range(len(shapes))[::-1], shapes.items(), strict=True):
                 folder = models.write_config(Path(scratch, name), shape)
-                self._model(name, {one: question(name, folder, shape, one, points, self.options) for one in contenders})
+                asked = {
+                    one: question(name, folder, shape, one, points, self.options.windows, self.options.steps, place)
+                    for one, place in zip(contenders, places, strict=True)
+                }
+                self._model(name, asked, left)
 
-    def _model(self, model: str, asked: Mapping[str, Question]) -> None:
-        """Time every point on all contenders of a model."""
+    def _model(self, model: str, asked: Mapping[str, Question], left: int) -> None:
+        """Time every point on all contenders of a model; so many models come after it."""
         if self._over():
             self.not_run |= {f"{contender} {model}": self._over() for contender in asked}
             return
         living: dict[str, Timed] = {}
         try:
+            begin = monotonic()
             for contender, one in asked.items():
                 living[contender] = self.engine(one, environment(contender, self.options.runner))
-            begin = monotonic()
             for contender in asked:
                 with self._told(f"{contender} {model}", contender, living):
                     facts = living[contender].hear(max(1.0, begin + self.options.seconds - monotonic()))
                     self.facts |= {key: facts[key] for key in ("device", "torch", "vllm", "v2_runner")}
                     tell(f"{contender} {model}: ready after {monotonic() - begin:.0f} s {facts['seconds']}")
-            for point in next(iter(asked.values())).points:
-                self._point(model, point, living)
+            starting = monotonic() - begin
+            points = next(iter(asked.values())).points
+            for number, point in enumerate(points):
+                share = (self._left() - left * starting) / (len(points) - number + left * len(points))
+                self._point(model, point, living, monotonic() + share)
         finally:
             for timed in living.values():
                 timed.end()
 
-    def _point(self, model: str, point: tuple[int, int], living: dict[str, Timed]) -> None:
-        """Time a point on those that live, there and back."""
-        begin = monotonic()
-        for contender in order([*living], self.options.rounds):
-            name = f"{contender} {model} {point[0]}x{point[1]}"
-            if self._over():
-                self.not_run[name] = self._over()
-            elif contender in living:
-                with self._told(name, contender, living):
-                    times = living[contender].ask(point, self.options.seconds)
-                    self.runs.setdefault((contender, model, *point), []).append(times)
-                    self._write()
-        tell(f"{model} {point[0]}x{point[1]}: {monotonic() - begin:.0f} s")
+    def _point(self, model: str, point: tuple[int, int], living: dict[str, Timed], until: float) -> None:
+        """Time a point on those that live, there and back; no round is begun after `until`, except for the first."""
+        begin, name = monotonic(), f"{model} {point[0]}x{point[1]}"
+        if self._over():
+            self.not_run |= {f"{contender} {name}": self._over() for contender in living}
+            return
+        begun = self._each(name, living, [*living], {"begin": point})
+        steps = window_steps([one["step_us"] for _, one in begun], self.options.steps)
+        windows: list[tuple[str, Mapping[str, Any]]] = []
+        took = 0.0
+        for turn in range(max(1, self.options.rounds)):
+            started = monotonic()
+            if turn and started + took > until:
+                break
+            windows += self._each(name, living, order([*living], min(1, self.options.rounds)), {"window": steps})
+            took = monotonic() - started
+        profiles = dict(self._each(name, living, [*living], {"end": True}))
+        size = {"batch": point[0], "context": point[1]}
+        for contender, profile in profiles.items():
+            made = [{**window, **size} for who, window in windows if who == contender]
+            self.runs[contender, model, *point] = Timings(made, profile)
+        if profiles:
+            self._write()
+        tell(f"{name}: {len(windows)} windows of {steps} steps, {monotonic() - begin:.0f} s")
+
+    def _each(
+        self, name: str, living: dict[str, Timed], contenders: Sequence[str], line: Mapping[str, Any]
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """What those that live answer to a line, one after another."""
+        found = []
+        for contender in contenders:
+            if contender in living:
+                with self._told(f"{contender} {name}", contender, living):
+                    found.append((contender, living[contender].ask(line, self.options.seconds)))
+        return found
+
+    def _left(self) -> float:
+        """Seconds in which things may be begun."""
+        return self.began + 60 * self.options.minutes - monotonic() if self.options.minutes else inf
 
     def _over(self) -> str:
         """Why nothing more is begun; empty while there is time."""
-        over = self.options.minutes and monotonic() - self.began > 60 * self.options.minutes
-        return f"the {self.options.minutes:g} minutes were over" if over else ""
+        return f"the {self.options.minutes:g} minutes were over" if self._left() < 0 else ""
 
     @contextmanager
     def _told(self, name: str, contender: str, living: dict[str, Timed]) -> Iterator[None]:
@@ -185,7 +213,7 @@ class Race:
         Raises:
             UsageFailure: the files are of different devices, or there are no rows at all.
         """
-        made = [files.make(key[0], key[1], _heads(key[1]), runs) for key, runs in self.runs.items()]
+        made = [files.make(key[0], key[1], heads(key[1]), *given) for key, given in self.runs.items()]
         rows = files.merge(*(part["rows"] for part in self.earlier), made)
         parts = [part for earlier in self.earlier for part in earlier["taken"]["parts"]]
         if self.facts:
@@ -210,13 +238,15 @@ def vllm(options: Options, engine: Engine | None = None) -> Answer:
     shapes = {name: MODELS[name] for name in _known("--model", options.models, tuple(MODELS))}
     contenders = _known("--contender", options.contenders, tuple(CONTENDERS))
     points = _points(options.points)
-    race = Race(options, engine or _engine(), [files.read(path) for path in options.append if path.exists()])
+    earlier = [files.read(path) for path in options.append if path.exists()]
+    race = Race(options, engine or _engine(), earlier, monotonic())
     race.run(shapes, contenders, points)
     data = race.data()
     if options.target:
         write_json(options.target, data)
     told = [
         *files.lines(data["rows"]),
+        *files.ratio_lines(data["rows"]),
         *files.told(data["figures"]),
         *(f"not run: {name}: {why}" for name, why in race.not_run.items()),
     ]
@@ -228,32 +258,16 @@ def order(contenders: Sequence[str], rounds: int) -> list[str]:
     return [*contenders, *reversed(contenders)] * rounds if rounds else [*contenders]
 
 
-def question(
-    name: str, folder: Path, shape: models.Shape, contender: str, points: Sequence[tuple[int, int]], options: Options
-) -> Question:
-    """What a process is for: all points of one model, the longest context first."""
-    more = most_tokens(options.windows, options.steps)
-    batch = max(size for size, _ in points)
-    blocks = max(size * -(-(context + more) // BLOCK) for size, context in points) + SPARE_BLOCKS
-    engine = {
-        "load_format": "dummy", "dtype": "bfloat16", "kv_cache_dtype": "fp8", "block_size": BLOCK,
-        "max_num_seqs": batch, "max_model_len": max(context for _, context in points) + more,
-        "max_num_batched_tokens": 8192, "enable_prefix_caching": True, "gpu_memory_utilization": SHARE,
-        "enable_flashinfer_autotune": False,
-        "kv_cache_memory_bytes": blocks * 2 * BLOCK * shape.heads_kv * shape.head_dim * shape.layers,
-        "compilation_config": {
-            "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": capture_sizes(batch),
-        },
-    }  # fmt: skip
-    ordered = tuple(sorted(points, key=lambda point: (-point[1], -point[0])))
-    asked = f"{contender} {name}", str(folder), CONTENDERS[contender][0], ordered, shape.vocabulary, shape.layers
-    return Question(*asked, options.windows, options.steps, engine)
+def window_steps(step_us: Sequence[float], most: int) -> int:
+    """Steps of a window, the same for all, from the times of a step of each."""
+    return max(min(LEAST_STEPS, most), min(most, round(1e6 * WINDOW / max(step_us, default=1.0))))
 
 
-def environment(contender: str, runner: str) -> dict[str, str]:
-    """The variables of a process."""
-    chosen = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2"))} if runner else {}
-    return {**CONTENDERS[contender][1], **chosen}
+def cores(contenders: int) -> list[tuple[int, ...]]:
+    """Cores for each contender, no two the same, and one left for this process; none where there are too few."""
+    there = sorted(os.sched_getaffinity(0))[1:]
+    each = len(there) // contenders
+    return [tuple(there[number * each : (number + 1) * each]) for number in range(contenders)]
 
 
 def _engine() -> Engine:
@@ -284,8 +298,3 @@ def _points(given: Sequence[str]) -> list[tuple[int, int]]:
             raise UsageFailure(f"--point {text!r} is not BATCHxTOKENS, such as 8x32768")
         found.append((int(match[1]), int(match[2])))
     return found or [*POINTS]
-
-
-def _heads(model: str) -> dict[str, int]:
-    shape = asdict(MODELS[model])
-    return {name: shape[name] for name in ("heads_q", "heads_kv", "head_dim", "layers")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from mjolnir.research.bench import targets
@@ -17,7 +18,7 @@ TITLES = {TUNED: "Mjolnir tuned", BUILT_IN: "Mjolnir untuned", **{name: name for
 def page(results: Mapping[str, Any]) -> str:
     """The tables of a result file of the bench, and how it was taken."""
     rows = results["rows"]
-    head = ["model", "batch x context", *TITLES.values(), "attention, times faster", "tokens/s, times more"]
+    head = ["model", "batch x context", *TITLES.values(), "attention, times faster", "tokens/s, times more (95 %)"]
     lines = [line_of(head), line_of(["---"] * len(head))]
     for (model, batch, context), here in files.points(rows).items():
         cells = [_times(here, name) for name in TITLES]
@@ -34,7 +35,10 @@ def _times(here: Mapping[str, Row], name: str) -> str:
 
 
 def _ratios(here: Mapping[str, Row]) -> list[str]:
-    return ["" if value is None else f"{value:.2f}" for value in (files.speedup(here), files.token_ratio(here))]
+    faster, tokens = files.speedup(here), files.token_ratios(here)
+    low, high = files.interval(tokens) if tokens else (0.0, 0.0)
+    more = f"{median(tokens):.2f} ({low:.2f} to {high:.2f})" if tokens else ""
+    return ["" if faster is None else f"{faster:.2f}", more]
 
 
 def _origin(taken: Mapping[str, Any]) -> str:
@@ -44,43 +48,45 @@ def _origin(taken: Mapping[str, Any]) -> str:
     return (
         f"{taken['device']}, vLLM {part['vllm']}, torch {part['torch']}, model runner {runner}, "
         f"fp8 KV, full CUDA graphs. Attention's time of a step by profiler with what prepares Q, merge and plan, and "
-        f"tokens a second; ratios to the best of vLLM's own backends at the point."
+        f"tokens a second; ratios to the best of vLLM's own backends at the point, of tokens the median over windows "
+        f"that alternate, with bounds. Steps of 36 layers, which are two that are gone through 18 times."
         + (f" Not run: {', '.join(missing)}." if missing else "")
     )
 
 
 def verified(results: Mapping[str, Any]) -> str:
-    """A result file of `mjolnir verify vllm` in a table: a line for each way of running, over all stock backends."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    """A result file of `mjolnir verify vllm` in a table: a line for each mode, over all stock backends, model runners
+    and layouts; what was wrong is named one by one.
+    """
+    modes: dict[str, list[Row]] = {}
     for row in results["rows"]:
-        groups.setdefault(
-            tuple(str(row[name] or "-") for name in ("mode", "runner", "layout", "block_size")), []
-        ).append(row)
-    head = [
-        "mode",
-        "runner",
-        "layout",
-        "block",
-        "against",
-        "steps compared",
-        "largest difference, nats",
-        "steps on Mjolnir",
-        "",
-    ]
+        modes.setdefault(row["mode"], []).append(row)
+    head = ["mode", "runners", "layouts", "against", "comparisons", "steps compared", "largest difference, nats"]
+    head += ["steps on Mjolnir", ""]
     lines = [line_of(head), line_of(["---"] * len(head))]
-    for key, rows in groups.items():
+    for mode, rows in modes.items():
         whole = [row for row in rows if "most" in row]
         most = max((row["most"] for row in whole if row["most"] is not None), default=None)
         numbers = [
-            ", ".join(sorted(row["against"] for row in rows)), str(sum(row["shared"] for row in whole)),
-            "" if most is None else f"{most:.3f}", str(max((row["mjolnir_steps"] for row in whole), default=0)),
+            str(len(rows)), str(sum(row["shared"] for row in whole)), "" if most is None else f"{most:.3f}",
+            str(max((row["mjolnir_steps"] for row in whole), default=0)),
         ]  # fmt: skip
-        lines.append(line_of([*key, *numbers, _verdict(key[0], rows)]))
+        names = [_all_of(rows, name) for name in ("runner", "layout", "against")]
+        lines.append(line_of([mode, *names, *numbers, _verdict(mode, rows)]))
     taken = results["taken"]
-    return "\n".join([*lines, "", f"{taken['device']}, vLLM {taken['vllm']}, torch {taken['torch']}.", ""])
+    blocks = _all_of(results["rows"], "block_size")
+    made = f"{taken['device']}, vLLM {taken['vllm']}, torch {taken['torch']}, blocks of {blocks} tokens."
+    return "\n".join([*lines, "", made, ""])
+
+
+def _all_of(rows: Sequence[Row], name: str) -> str:
+    """The values of a column, each once."""
+    return ", ".join(sorted({str(row[name] or "-") for row in rows}))
 
 
 def _verdict(mode: str, rows: Sequence[Row]) -> str:
-    if any(row["problems"] for row in rows):
-        return "wrong"
+    wrong = [row for row in rows if row["problems"]]
+    if wrong:
+        cases = (f"{row['runner'] or '-'} {row['layout'] or '-'} against {row['against']}" for row in wrong)
+        return f"wrong, {len(wrong)} of {len(rows)}: {'; '.join(cases)}"
     return "found wrong, as it has to be" if mode == "control" else "right"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from mjolnir.research.bench import result_file
 from mjolnir.research.bench.targets import verdict
 
-SCHEMA = "mjolnir.bench-vllm/1"
+SCHEMA = "mjolnir.bench-vllm/2"
 TUNED, BUILT_IN = "mjolnir", "mjolnir-default"
 STOCK = ("TRITON_ATTN", "FLASH_ATTN", "FLASHINFER")
 
@@ -33,23 +34,23 @@ NAMES = ("contender", *POINT)
 Row = Mapping[str, Any]
 
 
-def make(contender: str, model: str, shape: Mapping[str, int], runs: Sequence[Row]) -> dict[str, Any]:
-    """The row of a contender at one point, from what each pass measured there, `timing.Times` as JSON."""
-    attention = [run["attention_us"] for run in runs if run["attention_us"] is not None]
-    steps = sum(run["decode_steps"] for run in runs)
+def make(contender: str, model: str, shape: Mapping[str, int], windows: Sequence[Row], profile: Row) -> dict[str, Any]:
+    """The row of a contender at one point, of what its windows and its profile gave: `timing.Window` and
+    `timing.Profile` as JSON, the former with the point's `batch` and `context`.
+    """
+    steps, ran = (sum(window[name] for window in windows) for name in ("decode_steps", "mjolnir_steps"))
     ours = contender in (TUNED, BUILT_IN)
-    samples = {name: [round(value, 2) for run in runs for value in run[name]] for name in ("step_us", "tokens_per_s")}
+    samples = {name: [round(window[name], 2) for window in windows] for name in ("step_us", "tokens_per_s", "host_us")}
+    middle = {name: median(values) for name, values in samples.items()}
     row = {
-        "contender": contender, "model": model, "batch": runs[0]["batch"], "context": runs[0]["context"], **shape,
-        "tokens_per_s": round(median(samples["tokens_per_s"]), 2), "step_us": round(median(samples["step_us"]), 2),
-        "attention_us": round(median(attention), 2) if attention else None,
-        "host_us": round(median(value for run in runs for value in run["host_us"]), 2),
-        "mjolnir_step_share": round(sum(run["mjolnir_steps"] for run in runs) / steps, 4) if ours and steps else None,
-        "passes": len(runs), "samples": samples, "attention_samples": [round(value, 2) for value in attention],
-        "kernels": runs[-1]["kernels"], "others": runs[-1]["others"],
+        "contender": contender, "model": model, "batch": windows[0]["batch"], "context": windows[0]["context"], **shape,
+        **{name: round(value, 2) for name, value in middle.items()},
+        "spread": round((max(samples["step_us"]) - min(samples["step_us"])) / middle["step_us"], 4),
+        "attention_us": None if profile["attention_us"] is None else round(profile["attention_us"], 2),
+        "mjolnir_step_share": round(ran / steps, 4) if ours and steps else None,
+        "windows": len(windows), "samples": samples, "kernels": profile["kernels"], "others": profile["others"],
     }  # fmt: skip
-    trouble = sorted({run["trouble"] for run in runs if run["trouble"]})
-    return {**row, **({"trouble": trouble} if trouble else {})}
+    return {**row, **({"trouble": profile["trouble"]} if profile["trouble"] else {})}
 
 
 def merge(*parts: Iterable[Row]) -> list[Row]:
@@ -77,10 +78,33 @@ def speedup(here: Mapping[str, Row]) -> float | None:
     return min(stock) / ours if ours and stock else None
 
 
+def token_ratios(here: Mapping[str, Row]) -> list[float]:
+    """Tokens a second with the tuned kernel over those of the best stock backend, by window: those of one round lie
+    seconds apart.
+    """
+    stock = max((here[name] for name in STOCK if name in here), key=lambda row: row["tokens_per_s"], default=None)
+    if TUNED not in here or stock is None:
+        return []
+    pairs = zip(here[TUNED]["samples"]["tokens_per_s"], stock["samples"]["tokens_per_s"], strict=False)
+    return [ours / theirs for ours, theirs in pairs]
+
+
 def token_ratio(here: Mapping[str, Row]) -> float | None:
-    """Tokens a second with the tuned kernel over those of the best stock backend."""
-    ours, stock = here.get(TUNED, {}).get("tokens_per_s"), stock_values(here, "tokens_per_s")
-    return ours / max(stock) if ours and stock else None
+    """The median of `token_ratios`."""
+    found = token_ratios(here)
+    return median(found) if found else None
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds of the median at 95 %, from the sorted values alone: whatever their distribution, the number of them that
+    lie below the median is binomial. Few values have bounds of less: the least and the largest.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, beyond = 0, 0.5**count
+    while 2 * (beyond + comb(count, outside + 1) * 0.5**count) <= 0.05:
+        outside += 1
+        beyond += comb(count, outside) * 0.5**count
+    return ordered[outside], ordered[-1 - outside]
 
 
 def attention_share(here: Mapping[str, Row]) -> float | None:
@@ -91,13 +115,19 @@ def attention_share(here: Mapping[str, Row]) -> float | None:
 
 
 def figures(rows: Sequence[Row]) -> dict[str, float]:
-    """Every figure that the rows allow, the worst over all models and points that it is about; others are absent."""
+    """Every figure that the rows allow, the worst over all models and points that it is about; others are absent.
+
+    `tokens_vs_best_min_low` and `_high` are bounds of the ratio at the point of `tokens_vs_best_min`, see `interval`.
+    """
     places = points(rows)
     found: dict[str, float | None] = {}
     for batch in (1, 8, 64):
         here = [speedup(one) for (_, size, context), one in places.items() if (size, context) == (batch, LONG)]
         found[f"attn_speedup_b{batch}"] = _least(here)
-    found["tokens_vs_best_min"] = _least(map(token_ratio, places.values()))
+    worst = min((one for one in map(token_ratios, places.values()) if one), key=median, default=None)
+    if worst:
+        found["tokens_vs_best_min"] = median(worst)
+        found["tokens_vs_best_min_low"], found["tokens_vs_best_min_high"] = interval(worst)
     large = [one for one in places.values() if (attention_share(one) or 0.0) > LARGE_SHARE]
     found["tokens_vs_best_large_share_min"] = _least(map(token_ratio, large))
     ours = [row for row in rows if row["contender"] == TUNED]
@@ -125,16 +155,29 @@ def _whole(data: Mapping[str, Any]) -> bool:
 
 def lines(rows: Sequence[Row]) -> list[str]:
     """A line for each row, with a head."""
-    head = f"{'tokens/s':>10} {'step us':>9} {'attn us':>9} {'host us':>8} {'share':>6}"
+    head = f"{'tokens/s':>10} {'step us':>9} {'spread':>7} {'attn us':>9} {'host us':>8} {'share':>6}"
     told = [f"{'model':<14} {'point':>10} {'contender':<16} {head}"]
     for row in rows:
         attention = "-" if row["attention_us"] is None else f"{row['attention_us']:.1f}"
         share = "-" if row["mjolnir_step_share"] is None else f"{row['mjolnir_step_share']:.3f}"
         point = f"{row['batch']}x{row['context']}"
         numbers = (
-            f"{row['tokens_per_s']:>10.1f} {row['step_us']:>9.1f} {attention:>9} {row['host_us']:>8.1f} {share:>6}"
+            f"{row['tokens_per_s']:>10.1f} {row['step_us']:>9.1f} {row['spread']:>7.3f} {attention:>9} "
+            f"{row['host_us']:>8.1f} {share:>6}"
         )
         told.append(f"{row['model']:<14} {point:>10} {row['contender']:<16} {numbers}")
+    return told
+
+
+def ratio_lines(rows: Sequence[Row]) -> list[str]:
+    """A line for each point, with the ratio of tokens a second, its bounds, and attention's share of a step."""
+    told = []
+    for (model, batch, context), here in points(rows).items():
+        if found := token_ratios(here):
+            low, high = interval(found)
+            share = attention_share(here)
+            part = "" if share is None else f"; attention is {share:.0%} of the best stock backend's step"
+            told.append(f"{model} {batch}x{context}: tokens/s {median(found):.3f} times, {low:.3f} to {high:.3f}{part}")
     return told
 
 

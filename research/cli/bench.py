@@ -99,11 +99,10 @@ def vllm(
     point: Annotated[
         list[str] | None, typer.Option("--point", help="BATCHxTOKENS; repeatable. Default: 1, 8, 64 x 4096, 32768.")
     ] = None,
-    windows: Annotated[int, typer.Option("--windows", min=1, help="Timed windows of a point, each time.")] = 5,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps of a window.")] = 40,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps of a window, at most.")] = 50,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=0, max=10, help="How often A-B-B-A is gone through; 0: A-B.")
-    ] = 1,
+        int, typer.Option("--rounds", min=0, max=50, help="How often A-B-B-A is gone through, a window each; 0: A-B.")
+    ] = 5,
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.0, help="Begin nothing after so long; 0: no limit.")
     ] = 0.0,
@@ -123,8 +122,8 @@ def vllm(
         from mjolnir.research.bench import vllm as twin
 
         options = twin.Options(
-            tuple(contender or ()), tuple(model or ()), tuple(point or ()), windows, steps, rounds, minutes, seconds,
-            runner, tuple(append or ()), out,
+            tuple(contender or ()), tuple(model or ()), tuple(point or ()), steps, rounds, minutes, seconds, runner,
+            tuple(append or ()), out,
         )  # fmt: skip
         return twin.vllm(options)
 

@@ -29,7 +29,7 @@ class Timed(Protocol):
         ...
 
     def ask(self, question: Any, seconds: float) -> Any:
-        """The times of a point, `timing.Times` as JSON."""
+        """The answer to a line, see `timing`."""
         ...
 
     def end(self) -> None:

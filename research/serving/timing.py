@@ -1,28 +1,28 @@
 """The process of one engine that is timed: `python -m mjolnir.research.serving.timing QUESTION.json FD`.
 
-It answers in lines of JSON on the file descriptor FD: what it is, when it is ready, and then the times of every point
-that it reads a line about. Prompts are computed once, for the longest context, and lie in the prefix cache from then
-on; each point takes as many of them, and as much of each, as it is about. Their attention is left out, which takes far
-longer than all that is timed: what lies in the cache is as random without it. A point is timed in windows of whole
-decode steps; its attention is taken from further steps under torch's profiler, so that the profiler costs no window
-anything. Weights are random and of the usual size: times depend on them little, and not on the backend.
+It answers in lines of JSON on the file descriptor FD: what it is, once it is ready, and then every line that it reads:
+`{"begin": [batch, context]}` with the time of a step, `{"window": steps}` with the times of so many decode steps, and
+`{"end": true}` with those of attention. Between lines it waits, with nothing left on the device.
+Prompts are computed once, for the longest context, and lie in the prefix cache from then on; each point takes as many
+of them, and as much of each, as it is about. What lies in the cache is as random without attention and MLPs, so that
+these are left out there. Attention is taken from further steps under torch's profiler, so that the profiler costs no
+window anything. Weights are random and of the usual size: times depend on them little, and not on the backend.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
-from mjolnir.research.serving import kernels
+from mjolnir.research.serving import filling, kernels
 from mjolnir.research.serving.engine import (
     OURS,
     attention_layers,
@@ -33,10 +33,14 @@ from mjolnir.research.serving.engine import (
     watched_builds,
 )  # fmt: skip
 from mjolnir.research.serving.job import Job, mjolnir_steps
-from mjolnir.research.serving.prompts import FIRST_ID
 from mjolnir.research.serving.steps import Steps
 
 WARM_STEPS = 6
+"""Steps in which all requests decode together, before a point counts as begun."""
+
+WOKEN_STEPS = 3
+"""Steps before each window, which fill the pipeline of steps scheduled ahead and the host's caches."""
+
 PROFILED_STEPS = 6
 KEPT_NAMES = 12
 
@@ -50,8 +54,9 @@ class Question:
         model: folder of the model's config.
         backend: as vLLM names it.
         points: (batch, context), of those that will be asked.
-        vocabulary, layers: of the model.
-        windows, steps: timed windows of a point, and decode steps of a window.
+        vocabulary, loops: of the model, and how often its layers are gone through.
+        windows, steps: timed windows of a point, and decode steps of a window, at most.
+        cores: of the host, on which the process runs; none: on all.
         engine: further arguments of `vllm.LLM`.
         seed: of the prompts.
     """
@@ -61,10 +66,11 @@ class Question:
     backend: str
     points: tuple[tuple[int, int], ...]
     vocabulary: int
-    layers: int
+    loops: int
     windows: int
     steps: int
     engine: Mapping[str, Any]
+    cores: tuple[int, ...] = ()
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,145 +80,144 @@ class Question:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Question:
         """The inverse of `as_dict`."""
-        return cls(**{**values, "points": tuple((batch, context) for batch, context in values["points"])})
+        points = tuple((batch, context) for batch, context in values["points"])
+        return cls(**{**values, "points": points, "cores": tuple(values["cores"])})
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """What one point took.
+class Window:
+    """What the steps of a window took.
 
     Attributes:
-        batch, context: the point.
-        step_us: wall time of a decode step, a value a window.
-        tokens_per_s: tokens that came out, likewise.
-        host_us: of a step in the backend's metadata builder, likewise.
+        step_us: wall time of a decode step.
+        tokens_per_s: tokens that came out.
+        host_us: of a step in the backend's metadata builder.
+        decode_steps, mjolnir_steps: steps that were made, and those of them that ran on Mjolnir.
+    """
+
+    step_us: float
+    tokens_per_s: float
+    host_us: float
+    decode_steps: int
+    mjolnir_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What attention took.
+
+    Attributes:
         attention_us: of a step on the device; None without a GPU, or where it cannot be told.
         kernels, others: microseconds of a step by kernel, those of attention and the rest.
         trouble: why attention cannot be told.
-        decode_steps, mjolnir_steps: steps that were timed, and those of them that ran on Mjolnir.
     """
 
-    batch: int
-    context: int
-    step_us: list[float]
-    tokens_per_s: list[float]
-    host_us: list[float]
     attention_us: float | None
     kernels: dict[str, float]
     others: dict[str, float]
     trouble: str
-    decode_steps: int
-    mjolnir_steps: int
 
 
 def main(source: Path, asked: TextIO, answers: TextIO) -> None:
     """Make what the question in the file `source` is about, and answer on what is asked of it, line by line."""
     question = Question.from_dict(json.loads(source.read_text("utf-8")))
+    if question.cores:
+        os.sched_setaffinity(0, question.cores)
     job = Job(question.name, question.model, question.backend, (), 1, question.engine)
     began = time.monotonic()
     builds = watched_builds(question.backend)
+    loop(question.loops)
     llm, steps = start(job)
-    llm.apply_model(randomise)
+    llm.apply_model(filling.randomise)
     started = time.monotonic()
-    prompts = make_prompts(question)
-    with without_attention(llm):
-        fill(llm, prompts)
+    prompts = filling.make_prompts(question.points, question.vocabulary, question.seed)
+    with filling.bare(llm):
+        filling.fill(llm, prompts)
     filled = time.monotonic()
     seconds = {"start": round(started - began, 1), "fill": round(filled - started, 1)}
-    print(json.dumps({**facts(llm), "seconds": seconds}), file=answers, flush=True)
-    for number, line in enumerate(asked):
-        batch, context = json.loads(line)
-        point = Point(llm, steps, builds, question, number)
-        times = point.times([prompt[:context] for prompt in prompts[:batch]])
-        print(json.dumps(asdict(times)), file=answers, flush=True)
+
+    def tell(answer: Any) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    tell({**facts(llm), "seconds": seconds})
+    point = Point(llm, steps, builds, question)
+    for line in asked:
+        tell(point.answer(json.loads(line), prompts))
 
 
-@contextmanager
-def without_attention(llm: Any) -> Iterator[None]:
-    """Attention gives zeros, where keys and values are written apart from it."""
-    layers = [layer for layer in attention_layers(llm) if not layer.attn_backend.forward_includes_kv_cache_update]
+def loop(times: int) -> None:
+    """Have the model's layers gone through so many times."""
+    from vllm.model_executor.models.qwen3 import Qwen3Model
 
-    def forward(*given: Any, **named: Any) -> Any:
-        return named["output"].zero_()
-
-    for layer in layers:
-        layer.impl.forward = forward
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.impl.forward
-
-
-def randomise(model: Any) -> None:
-    """Give every matrix of a model random values of the usual size, on its device."""
-    import torch
-
-    generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.dim() == 2 and parameter.is_floating_point():
-            parameter.data.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
-
-
-def make_prompts(question: Question) -> list[list[int]]:
-    """As many prompts as the largest batch takes, each as long as any point needs it; no two begin alike."""
-    random = Random(question.seed)
-    most = max(batch for batch, _ in question.points)
-    lengths = [max(context for batch, context in question.points if batch > number) for number in range(most)]
-    return [random.choices(range(FIRST_ID, question.vocabulary), k=length) for length in lengths]
+    filling.loop_layers(Qwen3Model, times)
 
 
 def most_tokens(windows: int, steps: int) -> int:
     """Tokens that a request may make: more than all steps of its point will ask for."""
-    return windows * steps + PROFILED_STEPS + 8 * WARM_STEPS + 256
-
-
-def fill(llm: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Have the engine compute all prompts and keep them in its prefix cache."""
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-    llm.generate([TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts], once, use_tqdm=False)
+    return windows * (steps + WOKEN_STEPS) + PROFILED_STEPS + 9 * WARM_STEPS + 256
 
 
 class Point:
-    """One point on an engine.
+    """One point at a time on an engine.
 
     Args:
         llm, steps: the engine, and the counts of what it schedules.
         builds: nanoseconds in the backend's builder, summed up.
         question: what is asked.
-        number: of the point, for names.
     """
 
-    def __init__(self, llm: Any, steps: Steps, builds: list[int], question: Question, number: int = 0) -> None:
+    def __init__(self, llm: Any, steps: Steps, builds: list[int], question: Question) -> None:
         self._engine = llm.llm_engine
         self._llm, self._steps, self._builds, self._question = llm, steps, builds, question
-        self._number, self._most = number, most_tokens(question.windows, question.steps)
+        self._most = most_tokens(question.windows, question.steps)
+        self._number, self._names = 0, list[str]()
 
-    def times(self, prompts: Sequence[Sequence[int]]) -> Times:
-        """Time decoding behind `prompts`, together."""
-        names = self._begin(prompts)
+    def answer(self, asked: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> Any:
+        """What a line asks for, ready for JSON."""
+        ((what, value),) = asked.items()
+        if what == "begin":
+            batch, context = value
+            return {"step_us": self.begin([prompt[:context] for prompt in prompts[:batch]])}
+        return asdict(self.window(value) if what == "window" else self.end())
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> float:
+        """Have requests behind `prompts` decode together; gives the microseconds of a step."""
+        self._number += 1
+        self._names = self._begin(prompts)
         self._settle(len(prompts))
-        self._steps.reset()
+        gc.collect()
+        gc.freeze()  # what lives as long as the point is not walked through in its windows
+        found = self.window(WARM_STEPS)
+        return found.step_us
+
+    def window(self, count: int) -> Window:
+        """Time so many decode steps."""
+        for _ in range(WOKEN_STEPS):
+            self._engine.step()
         ours = self._question.backend in OURS
         if ours:
             reset_counters()
-        step_us, tokens, host = [], [], []
-        for _ in range(self._question.windows):
-            seconds, made, built = self._window()
-            step_us.append(1e6 * seconds / self._question.steps)
-            tokens.append(made / seconds)
-            host.append(built / 1e3 / self._question.steps)
-        counted = mjolnir_steps(counters()) if ours else 0
-        decode = self._steps.decode
-        found, trouble = self._profiled()
-        self._end(names)
-        return Times(
-            len(prompts), len(prompts[0]), step_us, tokens, host, found.us if found else None,
-            _first(found.kernels) if found else {}, _first(found.others) if found else {}, trouble, decode, counted,
+        self._steps.reset()
+        self._builds[:] = [0]
+        begin = time.perf_counter()
+        made = sum(self._tokens_of_step() for _ in range(count))
+        seconds = time.perf_counter() - begin
+        found = Window(
+            1e6 * seconds / count, made / seconds, self._builds[0] / 1e3 / count, self._steps.decode,
+            mjolnir_steps(counters()) if ours else 0,
         )  # fmt: skip
+        _wait()
+        return found
+
+    def end(self) -> Profile:
+        """Tell what attention takes, and end the requests."""
+        found, trouble = self._profiled()
+        self._end(self._names)
+        gc.unfreeze()
+        _wait()
+        if found is None:
+            return Profile(None, {}, {}, trouble)
+        return Profile(found.us, _first(found.kernels), _first(found.others), trouble)
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> list[str]:
         from vllm import SamplingParams
@@ -249,13 +254,6 @@ class Point:
     def _tokens_of_step(self) -> int:
         return sum(len(output.outputs[0].token_ids) for output in self._engine.step())
 
-    def _window(self) -> tuple[float, int, int]:
-        """Seconds, tokens and nanoseconds in the builder, of the steps of a window."""
-        self._builds[:] = [0]
-        begin = time.perf_counter()
-        made = sum(self._tokens_of_step() for _ in range(self._question.steps))
-        return time.perf_counter() - begin, made, self._builds[0]
-
     def _profiled(self) -> tuple[kernels.Attention | None, str]:
         """What attention took in further steps, or why that cannot be told."""
         import torch
@@ -273,9 +271,18 @@ class Point:
             profiler.export_chrome_trace(str(path))
             seen = kernels.read_trace(path)
         try:
-            return kernels.attention(seen, sum(1 for _ in attention_layers(self._llm))), ""
+            layers = self._question.loops * sum(1 for _ in attention_layers(self._llm))
+            return kernels.attention(seen, layers), ""
         except ValueError as error:
             return None, str(error)
+
+
+def _wait() -> None:
+    """Until the device has nothing more to do: steps are scheduled ahead, and others may be timed now."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _first(times: Mapping[str, float]) -> dict[str, float]:

@@ -42,6 +42,9 @@ def test_a_decode_step_is_planned_once_for_all_layers(maker: WatchedMaker) -> No
     (launcher,) = maker.made
     assert isinstance(metadata, DecodeMetadata)
     assert metadata.launcher is launcher
+    assert not launcher.plans
+    for _ in range(2):
+        metadata.make_plan()
     (plan,) = launcher.plans
     assert plan["seq_lens"] is facts.seq_lens
     assert (plan["margin"], plan["capacity"]) == (0, 3 * 64)
@@ -54,6 +57,7 @@ def test_a_decode_step_is_planned_once_for_all_layers(maker: WatchedMaker) -> No
 
 def test_padding_without_rows_is_cut_off(maker: WatchedMaker) -> None:
     metadata = serve().builder.build(0, step([1, 1, 0], [100, 64, 0]))
+    metadata.make_plan()
     assert metadata.seq_lens.tolist() == [100, 64]
     assert metadata.block_table.shape[0] == 2
     assert len(maker.made[0].plans[0]["seq_lens"]) == 2
@@ -175,6 +179,7 @@ def test_a_drafters_plan_has_a_margin_for_lengths_that_advance(
     builder = drafted(monkeypatch).builder
     assert builder.supports_draft_decode_metadata_update
     metadata = builder.build(0, step([1, 1]))
+    metadata.make_plan()
     assert maker.made[0].plans[0]["margin"] == 3
     builder.update_draft_decode_metadata(metadata)
     assert not builder.updated
@@ -186,7 +191,7 @@ def test_a_drafters_plan_has_a_margin_for_lengths_that_advance(
 def test_metadata_between_draft_steps_can_be_built_anew(monkeypatch: pytest.MonkeyPatch, maker: WatchedMaker) -> None:
     builder = drafted(monkeypatch, settings(fused_draft="off")).builder
     assert not builder.supports_draft_decode_metadata_update
-    builder.build(0, step([1]))
+    builder.build(0, step([1])).make_plan()
     assert maker.made[0].plans[0]["margin"] == 0
 
 
@@ -234,6 +239,25 @@ def test_a_capture_compiles_allocates_and_waits_for_nothing(monkeypatch: pytest.
     with serving.capture(monkeypatch):
         assert isinstance(builder.build_for_cudagraph_capture(facts), DecodeMetadata)
         assert isinstance(builder.build(0, padded), DecodeMetadata)
+
+
+def test_a_graph_holds_the_plan_whatever_ran_before_it(monkeypatch: pytest.MonkeyPatch, maker: WatchedMaker) -> None:
+    metadata = serve().builder.build_for_cudagraph_capture(step([1, 1]))
+    metadata.make_plan()
+    with serving.capture(monkeypatch):
+        for _ in range(2):
+            metadata.make_plan()
+    assert len(maker.made[0].plans) == 2
+
+
+def test_a_step_of_decoding_costs_no_operator_of_torch() -> None:
+    builder, facts = serve().builder, step([1, 1, 1])
+    builder.build(0, facts)
+    with serving.Operators() as seen:
+        assert isinstance(builder.build(0, facts), DecodeMetadata)
+    assert seen.names == []
+    facts.query_start_loc_cpu = None  # nor a look at it
+    assert isinstance(builder.build(0, facts), DecodeMetadata)
 
 
 def test_a_variant_that_is_missing_within_a_capture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

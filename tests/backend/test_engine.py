@@ -151,13 +151,13 @@ def test_verification_of_drafts_runs_where_it_is_uniform(
         "attention_backend": "CUSTOM",
     }  # fmt: skip
     seen: set[tuple[int, int]] = set()
-    plan = builder._plan
+    described = builder._described
 
     def watched(service: Any, decode: Any, step: Any) -> DecodeMetadata:
         seen.add((decode.q_len, service.margin))
-        return plan(service, decode, step)
+        return described(service, decode, step)
 
-    monkeypatch.setattr(builder, "_plan", watched)
+    monkeypatch.setattr(builder, "_described", watched)
     ours = run(models["plain"], block_size=64, speculative_config=drafter)
     assert seen >= {(3, 2), (1, 2)}
     agree(ours, plain("plain"))

@@ -101,7 +101,7 @@ def attend(server: Server, metadata: Any, query: torch.Tensor, kv: list[torch.Te
     ],
 )
 def test_a_captured_step_replays_with_other_lengths(order: str, q_len: int, dim: int, texts: dict[str, str]) -> None:
-    """Capture with one length each, replay with others: what the graph reads is the plan that `build` makes anew."""
+    """Capture with one length each, replay with others: the graph makes its plan anew, and `build` launches nothing."""
     server = serve(
         settings(**texts), speculative=q_len - 1, described={"head_dim": dim}, asked={"head_size": dim}, device="cuda"
     )
@@ -109,9 +109,9 @@ def test_a_captured_step_replays_with_other_lengths(order: str, q_len: int, dim:
     facts = on_gpu([q_len] * batch, [q_len] * batch)
     query = torch.randn(batch * q_len, 8, dim, device="cuda").bfloat16()
     out = torch.zeros(LAYERS, *query.shape, device="cuda", dtype=query.dtype)
-    attend(server, server.builder.build_for_cudagraph_capture(facts), query, kv, out)
     metadata = server.builder.build_for_cudagraph_capture(facts)
     assert isinstance(metadata, DecodeMetadata)
+    attend(server, metadata, query, kv, out)  # warms up, and the graph has to plan all the same
     torch.cuda.synchronize()
     graph, counts = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
@@ -125,6 +125,7 @@ def test_a_captured_step_replays_with_other_lengths(order: str, q_len: int, dim:
         try:
             replayed = server.builder.build(0, facts)
             graph.replay()
+            assert replayed.planned is None
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert replayed.launcher is metadata.launcher

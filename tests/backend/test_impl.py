@@ -116,8 +116,11 @@ def test_a_layer_runs_within_a_capture_without_new_memory(monkeypatch: pytest.Mo
     layer, output = server.layer(), torch.zeros(2, 8, 128, dtype=torch.bfloat16)
     rows = torch.zeros_like(output)
     with serving.capture(monkeypatch):
-        layer.impl.forward(layer, rows, None, None, CACHE, metadata, output=output)
+        for _ in range(2):
+            layer.impl.forward(layer, rows, None, None, CACHE, metadata, output=output)
     assert (output == 3).all()
+    (launcher,) = maker.made
+    assert (len(launcher.plans), len(launcher.runs)) == (1, 2)
 
 
 def test_the_kernel_writes_no_quantised_output() -> None:

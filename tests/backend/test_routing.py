@@ -37,6 +37,7 @@ LEFT: dict[str, tuple[dict[str, Any], int, routing.Refused]] = {
     "padding first": ({"q_lens": [0, 1, 1]}, 0, routing.SCATTERED),
     "nothing": ({"q_lens": [0, 0], "max_query_len": 1}, 0, routing.EMPTY),
     "too many": ({"q_lens": [1] * 9}, 0, routing.MANY),
+    "ragged verification with padding rows": ({"q_lens": [4, 2, 4], "tokens": 12}, 0, routing.RAGGED),
     "too many with padding": ({"q_lens": [1] * 8 + [0], "tokens": 9}, 0, routing.MANY),
     "a cascade": ({"q_lens": [1, 1]}, 64, routing.CASCADE),
     "causality by request": ({"q_lens": [4, 4], "causal": torch.tensor([True, False])}, 0, routing.PER_REQUEST),

@@ -287,6 +287,18 @@ class Sealed(TorchDispatchMode):
         return result
 
 
+class Operators(TorchDispatchMode):
+    """The names of torch's operators that run meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
 def storage(tensor: torch.Tensor) -> int:
     """What tells one tensor's memory from another's."""
     return int(tensor.untyped_storage()._cdata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,18 @@ def test_the_timed_process_answers(tmp_path: Path) -> None:
         "max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": True,
     }  # fmt: skip
     folder = models.write_config(tmp_path, shape)
-    asked = Question("x", str(folder), "CUSTOM", ((3, 100), (1, 100)), shape.vocabulary, shape.layers, 2, 4, engine)
+    core = max(os.sched_getaffinity(0))
+    points = ((3, 100), (1, 100))
+    asked = Question("x", str(folder), "CUSTOM", points, shape.vocabulary, 3, 2, 4, engine, (core,))
     timed = Dialogue("mjolnir.research.serving.timing", "x", asked.as_dict(), {})
     try:
         assert timed.hear(300)["backends"] == ["CUSTOM"]
-        for point in (*asked.points, asked.points[0]):
-            times = timed.ask(point, 60)
-            assert (times["batch"], times["context"]) == point
-            assert times["decode_steps"] == times["mjolnir_steps"] == 8
-            assert min(times["step_us"]) > min(times["host_us"]) > 0
+        for point in (*points, points[0]):
+            assert timed.ask({"begin": point}, 60)["step_us"] > 0
+            for steps in (4, 2):
+                window = timed.ask({"window": steps}, 60)
+                assert window["decode_steps"] == window["mjolnir_steps"] == steps
+                assert window["step_us"] > window["host_us"] > 0
+            assert timed.ask({"end": True}, 60)["trouble"] == "there is no GPU"
     finally:
         timed.end()

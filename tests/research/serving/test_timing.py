@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from mjolnir.research.serving import timing
+from mjolnir.research.serving import filling
 from mjolnir.research.serving.steps import Steps
-from mjolnir.research.serving.timing import Point, Question, make_prompts, most_tokens
+from mjolnir.research.serving.timing import WARM_STEPS, WOKEN_STEPS, Point, Question, most_tokens
 
 ASKED = Question(
-    "x", "m", "TRITON_ATTN", ((2, 30), (4, 8)), vocabulary=90, layers=1, windows=3, steps=5, engine={}
+    "x", "m", "TRITON_ATTN", ((2, 30), (4, 8)), vocabulary=90, loops=3, windows=3, steps=5, engine={}, cores=(0,)
 )  # fmt: skip
 
 
@@ -22,10 +23,10 @@ def test_a_question_travels_whole() -> None:
 
 
 def test_prompts_are_as_long_as_any_point_needs_them() -> None:
-    prompts = make_prompts(ASKED)
+    prompts = filling.make_prompts(ASKED.points, ASKED.vocabulary, ASKED.seed)
     assert [len(prompt) for prompt in prompts] == [30, 30, 8, 8]
     assert len({tuple(prompt[:8]) for prompt in prompts}) == 4
-    assert make_prompts(ASKED) == prompts
+    assert filling.make_prompts(ASKED.points, ASKED.vocabulary, ASKED.seed) == prompts
 
 
 class Engine:
@@ -69,33 +70,75 @@ def point(monkeypatch: pytest.MonkeyPatch) -> tuple[Point, Engine, Steps]:
 
 
 def test_windows_hold_decode_steps_alone(point: tuple[Point, Engine, Steps]) -> None:
-    found = point[0].times([[5] * 30] * 4)
-    assert (found.batch, found.context) == (4, 30)
-    assert found.step_us == pytest.approx([1000.0] * 3)
-    assert found.tokens_per_s == pytest.approx([4000.0] * 3)
-    assert found.host_us == pytest.approx([2.0] * 3)
-    assert (found.decode_steps, found.mjolnir_steps, found.attention_us) == (15, 0, None)
-    assert found.trouble == "there is no GPU"
-    assert point[1].aborted == ["0", "1", "2", "3"]
+    timed, engine, _ = point
+    prompts = [[5] * 40] * 4
+    assert timed.answer({"begin": [4, 30]}, prompts) == {"step_us": pytest.approx(1000.0)}
+    assert engine._made == 3 + 2 * WARM_STEPS + WOKEN_STEPS
+    found = timed.answer({"window": 5}, prompts)
+    assert found == {
+        "step_us": pytest.approx(1000.0), "tokens_per_s": pytest.approx(4000.0), "host_us": pytest.approx(2.0),
+        "decode_steps": 5, "mjolnir_steps": 0,
+    }  # fmt: skip
+    profile: dict[str, Any] = {"attention_us": None, "kernels": {}, "others": {}, "trouble": "there is no GPU"}
+    assert timed.answer({"end": True}, prompts) == profile
+    assert engine.aborted == ["0", "1", "2", "3"]
 
 
 def test_requests_that_never_decode_together_end_it(point: tuple[Point, Engine, Steps]) -> None:
     timed, engine, _ = point
     engine.requests = [str(number) for number in range(most_tokens(3, 5))]
     with pytest.raises(RuntimeError, match="never decoded together"):
-        timed.times([[5] * 30])
+        timed.begin([[5] * 30])
 
 
 def test_randomise_gives_every_matrix_its_size() -> None:
-    torch = pytest.importorskip("torch")
-    model = torch.nn.Sequential(torch.nn.Linear(400, 100), torch.nn.LayerNorm(100))
-    timing.randomise(model)
-    assert model[0].weight.std().item() == pytest.approx(0.05, rel=0.05)
-    assert torch.equal(model[1].weight, torch.ones(100))
+    linear, norm = torch.nn.Linear(400, 100), torch.nn.LayerNorm(100)
+    filling.randomise(torch.nn.Sequential(linear, norm))
+    assert linear.weight.std().item() == pytest.approx(0.05, rel=0.05)
+    assert torch.equal(norm.weight, torch.ones(100))
 
 
 def test_requests_that_are_not_ended_are_told(point: tuple[Point, Engine, Steps], monkeypatch: Any) -> None:
     timed, engine, _ = point
     monkeypatch.setattr(engine, "abort_request", lambda names: None)
+    timed.begin([[1, 2, 3]] * 4)
     with pytest.raises(RuntimeError, match="go on after they were ended"):
-        timed.times([[1, 2, 3]] * 4)
+        timed.end()
+
+
+def test_layers_are_gone_through_several_times_and_once_while_the_cache_is_filled() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = torch.nn.Linear(2, 2)
+
+    class Inner(torch.nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.layers, self.end_layer = torch.nn.ModuleList(Layer() for _ in range(count)), count
+
+    filling.loop_layers(Inner, 3)
+    model = SimpleNamespace(model=Inner(2))
+    inner = model.model
+    assert (len(inner.layers), inner.end_layer, len([*inner.parameters()])) == (6, 6, 4)
+    assert inner.layers[0] is inner.layers[4]
+
+    def layer(impl: Any, *, apart: bool) -> Any:
+        return SimpleNamespace(impl=impl, attn_backend=SimpleNamespace(forward_includes_kv_cache_update=not apart))
+
+    class Impl:
+        def forward(self, output: Any) -> Any:
+            return output.fill_(1)
+
+    impls = [Impl(), Impl()]
+    layers = {"a": layer(impls[0], apart=True), "b": layer(impls[1], apart=False)}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config), apply_model=lambda change: change(model))
+    ones = torch.ones(2)
+    with filling.bare(llm):
+        assert inner.end_layer == 2
+        assert inner.layers[1].mlp(ones) is ones
+        assert [impl.forward(output=torch.ones(1)).item() for impl in impls] == [0, 1]
+    assert inner.end_layer == 6
+    assert inner.layers[1].mlp(ones) is not ones
+    assert impls[0].forward(output=torch.zeros(1)).item() == 1

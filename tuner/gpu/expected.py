@@ -4,7 +4,7 @@ Drawing and emulating them takes seconds, and each fresh process needs all of it
 pool makes them once and device workers only read. Expectations of one problem have most of their inputs in common
 (a grid decides one case, warps and merges none), which lie in files of their own for that reason.
 
-A file is the sha256 of an archive, and the archive. One that is damaged is made anew; a folder that others may write to
+A file is an archive of torch's, and its sha256 behind it. One that is damaged is made anew; a folder that others may write to
 is refused, since who writes there decides what passes.
 """
 
@@ -143,8 +143,8 @@ def _keep(path: Path, value: Any) -> None:
     archive = io.BytesIO()
     torch.save(value, archive)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(hashlib.sha256(archive.getbuffer()).digest())
         file.write(archive.getbuffer())
+        file.write(hashlib.sha256(archive.getbuffer()).digest())
     Path(file.name).replace(path)
 
 
@@ -153,13 +153,12 @@ def _read(path: Path) -> Any:
     import torch
 
     try:
-        whole = memoryview(path.read_bytes())
+        whole = path.read_bytes()
     except OSError:
         return None
-    archive = whole[DIGEST_BYTES:]
-    if hashlib.sha256(archive).digest() != whole[:DIGEST_BYTES]:
+    if hashlib.sha256(memoryview(whole)[:-DIGEST_BYTES]).digest() != whole[-DIGEST_BYTES:]:
         return None
-    return torch.load(io.BytesIO(archive), weights_only=True)
+    return torch.load(io.BytesIO(whole), weights_only=True)  # an archive ends where its directory says, not the file
 
 
 def _digest(*parts: Geometry | Expectation | Case | Sequence[Case]) -> str:

@@ -23,8 +23,13 @@ def create() -> Handler:
 
 
 def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Answer one job: {"op": "build" | "plan" | "expected", ...}."""
+    """Answer one job: {"op": "build" | "plan" | "expected" | "warm", ...}."""
     folder = Path(request["folder"]) if request.get("folder") else None
+    if request["op"] == "warm":
+        import mjolnir.kernel.cases
+        import mjolnir.tuner.gpu.expected  # noqa: F401
+
+        return {}
     if request["op"] == "expected":
         import torch
 

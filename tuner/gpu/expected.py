@@ -4,8 +4,8 @@ Drawing and emulating them takes seconds, and each fresh process needs all of it
 pool makes them once and device workers only read. Expectations of one problem have most of their inputs in common
 (a grid decides one case, warps and merges none), which lie in files of their own for that reason.
 
-A file is an archive of torch's, and its sha256 behind it. One that is damaged is made anew; a folder that others may write to
-is refused, since who writes there decides what passes.
+A file is an archive of torch's, and its sha256 behind it. One that is damaged is made anew; a folder that others may
+write to is refused, since who writes there decides what passes.
 """
 
 from __future__ import annotations

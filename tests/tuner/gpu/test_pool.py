@@ -61,6 +61,12 @@ def test_equal_jobs_share_one_answer(pool: CompilePool) -> None:
     assert pool.variant(variant(0, max_splits=1)) is not first
 
 
+def test_processes_can_be_started_before_there_are_jobs(pool: CompilePool) -> None:
+    made = [job.result(60) for job in pool.warm()]
+    assert [build.failure for build in made] == [None, None]
+    assert [job.result() for job in pool.warm()] == made
+
+
 def test_closing_cancels_what_has_not_begun(tmp_path: Path) -> None:
     pool = CompilePool(tmp_path, processes=1, target="tests.fakes.compiler:create")
     running = pool.variant(variant(HANGS), need=Need.NOW)

@@ -44,7 +44,7 @@ def resolve(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def made(target: str) -> Handler:
+def make(target: str) -> Handler:
     """The handler that `target` makes, with little collecting of garbage on the way, and none of it looked at again."""
     usual = gc.get_threshold()
     gc.set_threshold(FEW_COLLECTIONS)
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
     die_with_parent(parent)
     os.nice(nice)
     connection = Connection(descriptor)
-    serve(connection, made(target))
+    serve(connection, make(target))
 
 
 if __name__ == "__main__":

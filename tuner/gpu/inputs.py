@@ -9,7 +9,7 @@ captured before hold until then.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +44,6 @@ LAYOUT = {
 FILL_ELEMENTS = 1 << 26
 FILL_TURN = 9973
 """Bytes by which each chunk of a pool is turned against the one before: odd, so that no two pages are ever alike."""
-
-TOGETHER_BYTES = 1 << 30
-"""KV bytes of the sets whose reference is made at once."""
 
 _VERSIONS = itertools.count(1)
 
@@ -212,28 +209,31 @@ class PointInputs:
     def reference(self) -> tuple[Tensor, Tensor]:
         """What a right launch gives, and by how much each element may differ: f32, as `out`; made once a renewal."""
         if self._reference is None:
+            from mjolnir.kernel.reference import attention_f32
             from mjolnir.kernel.tolerance import bound
 
-            together = max(1, TOGETHER_BYTES // self._bytes)
-            begins = range(0, len(self.sets), together)
-            out = torch.cat([self._right(self.sets[begin : begin + together]) for begin in begins])
+            k, v, tables = self._as_one_cache()
+            constants = {**self._constants(), "seq_lens": self.seq_lens.repeat(len(self.sets))}
+            out, _ = attention_f32(self.q.flatten(0, 1), k, v, tables, **constants)
             self._reference = out.view_as(self.out), bound(out, self.geometry).view_as(self.out)
         return self._reference
 
-    def _right(self, sets: Sequence[KVSet]) -> Tensor:
-        """What right launches on some sets give, one after another, as (sets * tokens, heads_q, head_dim) in f32.
+    def _as_one_cache(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All sets as one batch over one cache: K, V, and block tables (sets * batch, width).
 
-        Small sets are taken as one batch over one cache: a launch for each would take longer than what it does.
+        A page of it begins at every multiple of `OFFSET_STEP` of the pool: its pages overlap, and no launch is a set's.
         """
-        from mjolnir.kernel.reference import attention_f32
-
-        first = sets[0]
-        if len(sets) == 1:
-            return attention_f32(first.q, first.k, first.v, first.block_table, **self._constants())[0]
-        q, k, v = (torch.cat([getattr(item, name) for item in sets]) for name in ("q", "k", "v"))
-        tables = torch.cat([item.block_table.long() + number * self._pages for number, item in enumerate(sets)])
-        constants = {**self._constants(), "seq_lens": self.seq_lens.repeat(len(sets))}
-        return attention_f32(q, k, v, tables, **constants)[0]
+        begins, first = self._begins(), self._views()
+        step = first[0].stride(0) // OFFSET_STEP
+        places = torch.tensor(begins, device=self.device)[:, None, None] // OFFSET_STEP
+        count = begins[-1] // OFFSET_STEP + (self._pages - 1) * step + 1
+        k, v = (
+            part.as_strided(
+                (count, *part.shape[1:]), (OFFSET_STEP, *part.stride()[1:]), int(part.storage_offset()) - begins[0]
+            )
+            for part in first
+        )
+        return k, v, (places + self.tables.long() * step).flatten(0, 1)
 
     @contextmanager
     def other_queries(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

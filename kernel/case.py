@@ -63,6 +63,11 @@ class Case:
         return self.width * self.geometry.page_size
 
     @property
+    def scale(self) -> float:
+        """Softmax scale."""
+        return self.scale_gain * float(self.geometry.head_dim**-0.5)
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of each sequence that there are, after clamping."""
         return tuple(min(length, self.capacity) for length in self.lengths)

@@ -100,7 +100,7 @@ def make_inputs(case: Case) -> Inputs:
         seq_lens=torch.tensor(case.lengths, dtype=torch.int32),
         k_scale=k_scale / case.query_gain,
         v_scale=v_scale,
-        scale=case.scale_gain * geometry.head_dim**-0.5,
+        scale=case.scale,
         geometry=geometry,
         layout=case.layout,
         q_mul=_factors(case, rng, 1.0, signed=False) if case.q_mul else None,

@@ -128,9 +128,14 @@ def _crowd(heads: int, grid: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def expected(case: Case, grid: int, engine: Engine | None = None, warps: int = TILE_WARPS) -> Expected:
-    """The emulator's output for `case` planned on `grid` CTAs, made on the CPU; without an engine, the H200's."""
-    engine, inputs = engine or engine_for(case.geometry, H200.arch, warps=warps), make_inputs(case)
+def expected(
+    case: Case, grid: int, engine: Engine | None = None, warps: int = TILE_WARPS, inputs: Inputs | None = None
+) -> Expected:
+    """The emulator's output for `case` planned on `grid` CTAs, made on the CPU.
+
+    Without an engine it is the H200's; `inputs` are those of the case where they have been made.
+    """
+    engine, inputs = engine or engine_for(case.geometry, H200.arch, warps=warps), inputs or make_inputs(case)
     out, lse = emulate(plan=case.plan(grid, engine), engine=engine, warps=warps, lse=True, **inputs.arguments())
     assert lse is not None
     return Expected(out, lse)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,18 +72,32 @@ def require_gpu(text: str, instead: str) -> int:
         UsageFailure: `text` is no such name.
         MissingFailure: this machine has no such device.
     """
+    index = _index(text, instead)
+    require_devices([index], instead)
+    return index
+
+
+def _index(text: str, instead: str) -> int:
+    """The index in a device's name; see `require_gpu`."""
     match = re.fullmatch(r"auto|cuda(?::(\d{1,9}))?", text)
     if not match:
         raise UsageFailure(f"--device {text!r} is none of auto, cuda and cuda:<number>; {instead}")
-    index = int(match.group(1) or 0)
+    return int(match.group(1) or 0)
+
+
+def require_devices(indices: Sequence[int], instead: str) -> None:
+    """Require CUDA devices of this machine, counted from 0.
+
+    Raises:
+        MissingFailure: it has no such device; `instead` says what to do.
+    """
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise MissingFailure(f"no CUDA device; {instead}")
-    if index >= count:
-        raise MissingFailure(f"no CUDA device {index}: there are {count}, counted from 0")
-    return index
+    if beyond := [index for index in indices if index >= count]:
+        raise MissingFailure(f"no CUDA device {beyond[0]}: there are {count}, counted from 0")
 
 
 def load_recording(name: str | None) -> Recording:
@@ -180,11 +195,15 @@ def _gpus(request: Request, problem: Problem, stop: Callable[[], bool], shared: 
     with ExitStack() as opened:
         if shared is None:
             opened.callback(hardware.close)
+        for index in indices:
+            hardware.worker(index).warm()  # all at once, and while this process imports: that takes longest
+        hardware.pool().warm()
+        require_devices(indices, REPLAY)
+        with ThreadPoolExecutor(len(indices)) as threads:
+            opening = {index: threads.submit(_gpu, request, problem, index, stop, hardware) for index in indices}
         benches: dict[str, Bench] = {}
-        for index in indices:
-            hardware.worker(index).warm()  # all at once: importing takes longest
-        for index in indices:
-            bench = benches[f"cuda:{index}"] = _gpu(request, problem, index, stop, hardware)
+        for index, future in opening.items():
+            bench = benches[f"cuda:{index}"] = future.result()
             opened.callback(bench.close)
         try:
             fleet = FleetBench(benches, close=(lambda: None) if shared else hardware.close)
@@ -195,13 +214,12 @@ def _gpus(request: Request, problem: Problem, stop: Callable[[], bool], shared: 
 
 
 def gpu_indices(text: str) -> list[int]:
-    """The indices of the GPUs that --device names.
+    """The indices of the GPUs that --device names, whether they are there or not.
 
     Raises:
         UsageFailure: it names none, or one twice.
-        MissingFailure: this machine has no such device.
     """
-    indices = [require_gpu(name, REPLAY) for name in text.split(",")]
+    indices = [_index(name, REPLAY) for name in text.split(",")]
     if len(set(indices)) < len(indices):
         raise UsageFailure(f"--device {text} names a GPU twice")
     return indices

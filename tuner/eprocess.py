@@ -20,8 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import bdtr, betaln
-from scipy.stats import norm
+from scipy.special import bdtr, betaln, ndtri
 
 from mjolnir.tuner.statistics import Array, Interval
 
@@ -137,4 +136,4 @@ def smallest_provable_gain(deviation: float, margin: float, rules: Rules, power:
     if not rules.attainable:
         return math.inf
     share = float(brentq(lambda p: chance(p, rules) - power, 0.01, 1 - 1e-12))
-    return margin + deviation * float(norm.ppf(share))
+    return margin + deviation * float(ndtri(share))

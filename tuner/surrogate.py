@@ -10,13 +10,14 @@ the process has a closed form.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
-from scipy.stats import norm
+from scipy.special import ndtr
 
 Array = npt.NDArray[np.float64]
 
@@ -121,7 +122,8 @@ class Belief:
         """Expected improvement on the best (Jones, Schonlau and Welch 1998, eq. 15); smaller values are better."""
         ahead = self.best - self.mean
         scaled = ahead / self.deviation
-        found: Array = ahead * norm.cdf(scaled) + self.deviation * norm.pdf(scaled)
+        density = np.exp(-(scaled**2) / 2) / math.sqrt(2 * math.pi)
+        found: Array = ahead * ndtr(scaled) + self.deviation * density
         return np.maximum(found, 0.0)
 
     def optimistic_gap(self, deviations: float) -> float:

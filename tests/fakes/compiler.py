@@ -20,7 +20,7 @@ def create() -> Handler:
 
 
 def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
-    if request["op"] == "expected":
+    if request["op"] in ("expected", "warm"):
         return compiler.handle(request, report)
     report("compile")
     if request["op"] == "plan":

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from mjolnir.kernel.case import Case
+from mjolnir.kernel.case_inputs import make_inputs
 from mjolnir.kernel.formats import FORMATS, quantise_query
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.reference import attention_f32, attention_f64
@@ -174,3 +176,13 @@ def test_the_f32_reference_refuses_lower_precision() -> None:
             attention_f32(**problem(GEOMETRY, [3]))
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("lengths", [(64, 64), (64, 37), (0, 1)], ids=str)
+def test_cells_beyond_an_end_may_hold_anything(lengths: tuple[int, ...]) -> None:
+    """Both where a group's lengths fill its pages and where they do not."""
+    inputs = make_inputs(Case("ends", GEOMETRY, lengths, 1))
+    assert inputs.v.view(torch.float8_e4m3fn).float().isnan().any()
+    (out, lse), (right, right_lse) = attention_f32(**inputs.arguments()), attention_f64(**inputs.arguments())
+    assert excess(out, right, GEOMETRY) <= 1
+    assert lse_excess(lse, right_lse) <= 1

@@ -8,6 +8,7 @@ Messages are JSON both ways. A handler may report its phase, which restarts the 
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -24,6 +25,10 @@ Handler = Callable[[dict[str, Any], Report], dict[str, Any]]
 
 PR_SET_PDEATHSIG = 1
 
+FEW_COLLECTIONS = 200_000
+"""Objects between two collections of garbage while a handler imports, which makes many and leaves none behind: a fifth
+of a start."""
+
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, however that happens (Linux only)."""
@@ -37,6 +42,18 @@ def resolve(target: str) -> Any:
     """The object that `module:name` names."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def make(target: str) -> Handler:
+    """The handler that `target` makes, with little collecting of garbage on the way, and none of it looked at again."""
+    usual = gc.get_threshold()
+    gc.set_threshold(FEW_COLLECTIONS)
+    try:
+        handler: Handler = resolve(target)()
+    finally:
+        gc.freeze()
+        gc.set_threshold(*usual)
+    return handler
 
 
 def serve(connection: Connection, handler: Handler) -> None:
@@ -70,7 +87,7 @@ def main(argv: list[str]) -> None:
     die_with_parent(parent)
     os.nice(nice)
     connection = Connection(descriptor)
-    serve(connection, resolve(target)())
+    serve(connection, make(target))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.gpu.card import Card, Graph
 from mjolnir.tuner.gpu.chain import blaming_kernel
+from mjolnir.tuner.gpu.expected import KeptCase, load_inputs
 from mjolnir.tuner.gpu.inputs import PointInputs
 
 if TYPE_CHECKING:
     from mjolnir.kernel.cases import Case, Inputs
+
+
+READERS = 4
+"""Files that are read at once; most of that time is their digests'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +103,19 @@ class CaseOnCard:
     allowed: Tensor
 
 
-def place_cases(card: Card, geometry: Geometry, cases: Sequence[tuple[Case, Tensor]]) -> list[CaseOnCard]:
-    """Put cases and their expected outputs on the device; they serve every binary of a grid."""
-    from mjolnir.kernel.cases import make_inputs
-    from mjolnir.kernel.tolerance import bound
+def place_cases(card: Card, cases: Sequence[KeptCase], placed: dict[Path, Inputs]) -> list[CaseOnCard]:
+    """Put cases and their expected outputs on the device; they serve every binary of a grid.
 
-    placed = []
-    for case, expected in cases:
-        out = expected.to(card.torch_device)
-        placed.append(CaseOnCard(case, make_inputs(case).to(card.torch_device), out, bound(out, geometry)))
-    return placed
+    Args:
+        card: the device.
+        cases: from disk.
+        placed: inputs that lie on the device, by their file; those that are lacking are added.
+    """
+    device, new = card.torch_device, {kept.inputs: kept.case for kept in cases if kept.inputs not in placed}
+    with ThreadPoolExecutor(READERS) as readers:
+        for path, inputs in zip(new, readers.map(load_inputs, new.values(), new), strict=True):
+            placed[path] = inputs.to(device)
+    return [CaseOnCard(kept.case, placed[kept.inputs], kept.out.to(device), kept.allowed.to(device)) for kept in cases]
 
 
 def check_cases(card: Card, setting: Setting, cases: Sequence[CaseOnCard], fault: str) -> list[Check]:

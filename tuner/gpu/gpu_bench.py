@@ -98,6 +98,7 @@ class GpuBench(OneByOne):
             target=self._worker.backend.compiler,
             tree=self._worker.backend.tree,
         )
+        self._pool.warm()
         try:
             facts = self._worker.open(self._problem)
         except BaseException as error:

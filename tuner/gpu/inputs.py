@@ -9,7 +9,7 @@ captured before hold until then.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +44,6 @@ LAYOUT = {
 FILL_ELEMENTS = 1 << 26
 FILL_TURN = 9973
 """Bytes by which each chunk of a pool is turned against the one before: odd, so that no two pages are ever alike."""
-
-TOGETHER_BYTES = 1 << 30
-"""KV bytes of the sets whose reference is made at once."""
 
 _VERSIONS = itertools.count(1)
 
@@ -102,8 +99,11 @@ class PointInputs:
         self.k_scale = torch.tensor(1.0, device=device)
         self.v_scale = torch.tensor(1.0, device=device)
         self._layout = LAYOUT[placement.layout, placement.kv]
-        self._used = torch.tensor([-(-length // geometry.page_size) for length in point.contexts], device=device)
-        self._pages = max(1, int(self._used.sum()))
+        lengths = list(enumerate(point.contexts))
+        dealt = [(row, page) for row, length in lengths for page in range(-(-length // geometry.page_size))]
+        last = [(row, length - 1 - back) for row, length in lengths for back in range(min(length, geometry.q_len))]
+        self._dealt, self._last = _columns(dealt, device), _columns(last, device)
+        self._pages = max(1, len(self._dealt[0]))
         self._bytes = self._pages * geometry.page_size * geometry.kv_bytes_per_token
         self._room = self._bytes + OFFSET_STEP * OFFSETS
         self._offsets = [0] * sets
@@ -115,6 +115,7 @@ class PointInputs:
         self.sink = torch.zeros(shape[1:], dtype=dtype, device=device)
         self.tables = torch.full((sets, point.batch, width), HOSTILE_PAGE, dtype=torch.int32, device=device)
         self.sets: tuple[KVSet, ...] = ()
+        self._words = self._word_source = torch.empty(0, dtype=torch.int64, device=device)
         self.version = 0
         self.seed = 0
         self._reference: tuple[Tensor, Tensor] | None = None
@@ -133,36 +134,53 @@ class PointInputs:
             self._offsets = [OFFSET_STEP * step for step in steps.tolist()]
             self.version = next(_VERSIONS)
         self.q_source.copy_(_normal(self.q_source.shape, generator, self.device))
-        for table in self.tables:
-            self._permute(table, generator)
-        sets = [self._set(number, generator) for number in range(len(self._offsets))]
+        self._deal(generator)
+        words = self._last_words()
+        source = _codes(_normal((len(words), words.shape[1] * WORD), generator, self.device)).view(torch.int64)
         if move or not self.sets:
-            self.sets = tuple(sets)
-        else:
-            for old, new in zip(self.sets, sets, strict=True):  # graphs hold the old tensors' addresses
-                old.words.copy_(new.words)
-                old.word_source.copy_(new.word_source)
-        for item in self.sets:
-            self.pool.index_copy_(0, item.words, item.word_source)
+            self._words, self._word_source = words, source
+            self.sets = self._make_sets()
+        else:  # graphs hold the old tensors' addresses
+            self._words.copy_(words)
+            self._word_source.copy_(source)
+        self.pool.index_copy_(0, self._words.flatten(), self._word_source.flatten())
         self.q.copy_(self.q_source)
         self.seed = seed
         self._reference = None
         self._fingerprint = self._take_fingerprint()
 
-    def _permute(self, table: Tensor, generator: torch.Generator) -> None:
-        """Deal all pages out to the sequences, in random order; entries past a sequence's end stay as they are."""
-        pages = torch.randperm(self._pages, generator=generator, device=self.device).int()
-        used = torch.arange(table.shape[1], device=self.device) < self._used[:, None]
-        table[used] = pages[: int(self._used.sum())]
+    def _deal(self, generator: torch.Generator) -> None:
+        """Deal each set's pages out in random order; as all of a renewal for all sets at once, to save launches."""
+        rows, columns = self._dealt
+        keys = torch.rand((len(self.tables), self._pages), generator=generator, device=self.device)
+        self.tables[:, rows, columns] = keys.argsort(1)[:, : len(rows)].int()
 
-    def _set(self, number: int, generator: torch.Generator) -> KVSet:
-        geometry = self.geometry
-        begin = number * self._room + self._offsets[number]
+    def _begins(self) -> list[int]:
+        """The byte of the pool at which each set begins."""
+        return [number * self._room + offset for number, offset in enumerate(self._offsets)]
+
+    def _views(self) -> tuple[Tensor, Tensor]:
+        """K and V of the first set."""
+        begin = self._begins()[0]
         memory = self.pool.view(torch.uint8)[begin : begin + self._bytes]
-        k, v = views(memory.view(self._shape()), geometry, self._layout)
-        words = self._last_words(k, v, self.tables[number])
-        source = _codes(_normal((len(words) * WORD,), generator, self.device)).view(torch.int64)
-        return KVSet(self.q[number], self.out[number], self.q_source[number], k, v, self.tables[number], words, source)
+        return views(memory.view(self._shape()), self.geometry, self._layout)
+
+    def _make_sets(self) -> tuple[KVSet, ...]:
+        begins, first = self._begins(), self._views()
+        parts = (
+            [
+                part.as_strided(part.shape, part.stride(), int(part.storage_offset()) + begin - begins[0])
+                for part in first
+            ]
+            for begin in begins
+        )
+        rows = (self.q, self.out, self.q_source, self.tables, self._words, self._word_source)
+        return tuple(
+            KVSet(q, out, source, k, v, table, words, word_source)
+            for (k, v), q, out, source, table, words, word_source in zip(
+                parts, *(tensor.unbind(0) for tensor in rows), strict=True
+            )
+        )
 
     def _shape(self) -> tuple[int, ...]:
         sizes = {"B": self._pages, "H": self.geometry.heads_kv, "N": self.geometry.page_size}
@@ -170,50 +188,52 @@ class PointInputs:
             return (*(sizes[name] for name in self._layout[:3]), 2 * self.geometry.head_dim)
         return (2, *(sizes[name] for name in self._layout[1:4]), self.geometry.head_dim)
 
-    def _last_words(self, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-        """Indices into `pool` of the K and V rows of each sequence's last q_len tokens, all heads."""
-        back = torch.arange(self.geometry.q_len, device=self.device)
-        tokens = self.seq_lens.long()[:, None] - 1 - back
-        rows, places = torch.nonzero(tokens >= 0, as_tuple=True)
-        token = tokens[rows, places]
-        page = table[rows, token // self.geometry.page_size].long()
-        slot = token % self.geometry.page_size
+    def _last_words(self) -> Tensor:
+        """Indices into `pool`, (sets, words), of the K and V rows of each sequence's last q_len tokens, all heads."""
+        rows, tokens = self._last
+        page = self.tables[:, rows, tokens // self.geometry.page_size].long()
+        slot = tokens % self.geometry.page_size
+        begins = self._begins()
+        later = torch.tensor(begins, device=self.device)[:, None] - begins[0]
         heads = torch.arange(self.geometry.heads_kv, device=self.device)
         within = torch.arange(0, self.geometry.head_dim, WORD, device=self.device)
         parts = [
             int(part.storage_offset())
-            + (page * part.stride(0) + slot * part.stride(1))[:, None, None]
+            + (later + page * part.stride(0) + slot * part.stride(1))[..., None, None]
             + (heads * part.stride(2))[:, None]
             + within
-            for part in (k, v)
+            for part in self._views()
         ]
-        return torch.stack(parts).flatten() // WORD
+        return torch.stack(parts, 1).flatten(1) // WORD
 
     def reference(self) -> tuple[Tensor, Tensor]:
         """What a right launch gives, and by how much each element may differ: f32, as `out`; made once a renewal."""
         if self._reference is None:
+            from mjolnir.kernel.reference import attention_f32
             from mjolnir.kernel.tolerance import bound
 
-            together = max(1, TOGETHER_BYTES // self._bytes)
-            begins = range(0, len(self.sets), together)
-            out = torch.cat([self._right(self.sets[begin : begin + together]) for begin in begins])
+            k, v, tables = self._as_one_cache()
+            constants = {**self._constants(), "seq_lens": self.seq_lens.repeat(len(self.sets))}
+            out, _ = attention_f32(self.q.flatten(0, 1), k, v, tables, **constants)
             self._reference = out.view_as(self.out), bound(out, self.geometry).view_as(self.out)
         return self._reference
 
-    def _right(self, sets: Sequence[KVSet]) -> Tensor:
-        """What right launches on some sets give, one after another, as (sets * tokens, heads_q, head_dim) in f32.
+    def _as_one_cache(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All sets as one batch over one cache: K, V, and block tables (sets * batch, width).
 
-        Small sets are taken as one batch over one cache: a launch for each would take longer than what it does.
+        A page of it begins at every multiple of `OFFSET_STEP` of the pool: its pages overlap, and no launch is a set's.
         """
-        from mjolnir.kernel.reference import attention_f32
-
-        first = sets[0]
-        if len(sets) == 1:
-            return attention_f32(first.q, first.k, first.v, first.block_table, **self._constants())[0]
-        q, k, v = (torch.cat([getattr(item, name) for item in sets]) for name in ("q", "k", "v"))
-        tables = torch.cat([item.block_table.long() + number * self._pages for number, item in enumerate(sets)])
-        constants = {**self._constants(), "seq_lens": self.seq_lens.repeat(len(sets))}
-        return attention_f32(q, k, v, tables, **constants)[0]
+        begins, first = self._begins(), self._views()
+        step = first[0].stride(0) // OFFSET_STEP
+        places = torch.tensor(begins, device=self.device)[:, None, None] // OFFSET_STEP
+        count = begins[-1] // OFFSET_STEP + (self._pages - 1) * step + 1
+        k, v = (
+            part.as_strided(
+                (count, *part.shape[1:]), (OFFSET_STEP, *part.stride()[1:]), int(part.storage_offset()) - begins[0]
+            )
+            for part in first
+        )
+        return k, v, (places + self.tables.long() * step).flatten(0, 1)
 
     @contextmanager
     def other_queries(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -245,6 +265,12 @@ class PointInputs:
     def _take_fingerprint(self) -> tuple[int, ...]:
         parts = (self.pool, self.tables, self.seq_lens, self.q.view(torch.int16))
         return tuple(torch.stack([part.sum(dtype=torch.int64) for part in parts]).tolist())
+
+
+def _columns(pairs: list[tuple[int, int]], device: str) -> tuple[Tensor, Tensor]:
+    """Firsts and seconds of some pairs, int64 on the device."""
+    both = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous().to(device)
+    return both[0], both[1]
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator, device: str) -> Tensor:

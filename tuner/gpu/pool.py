@@ -30,6 +30,9 @@ COMPILE_SECONDS = 60.0
 START_SECONDS = 120.0
 """What a new process may take to import the compiler, on a cold disk shared with its siblings."""
 
+WARM = 4
+"""Processes that are started before there are jobs; where all is compiled they suffice."""
+
 COMPILER = "mjolnir.tuner.gpu.compiler:create"
 _IDLE = 1 << 30
 
@@ -98,6 +101,11 @@ class CompilePool:
         ]
         for thread in self._threads:
             thread.start()
+
+    def warm(self) -> list[Future[Build]]:
+        """Start some processes before there are jobs, so that they import while others do; returns without waiting."""
+        jobs = [{"op": "warm", "number": number} for number in range(min(WARM, len(self._threads)))]
+        return [self._submit(job, Need.NOW) for job in jobs]
 
     def variant(self, variant: Variant, need: Need = Need.SOON) -> Future[Build]:
         """Build a variant."""

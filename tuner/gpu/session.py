@@ -7,7 +7,7 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
@@ -15,13 +15,16 @@ from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.gpu.canaries import Replaying, baked, require_binary
 from mjolnir.tuner.gpu.card import Card
 from mjolnir.tuner.gpu.chain import PLANS, Arm, Chains, blaming_kernel
-from mjolnir.tuner.gpu.compiler import load_expected
 from mjolnir.tuner.gpu.expectation import Expectation
+from mjolnir.tuner.gpu.expected import load_expected
 from mjolnir.tuner.gpu.gate import CaseOnCard, Check, check_cases, check_fresh, check_point, place_cases, repeats
 from mjolnir.tuner.gpu.inputs import PointInputs
 from mjolnir.tuner.gpu.measure import Block, Job, Policy, sets_of, take
 from mjolnir.tuner.gpu.plans import capacity_of, kv_bytes_of, plan_digests
 from mjolnir.tuner.workload import Workload
+
+if TYPE_CHECKING:
+    from mjolnir.kernel.cases import Inputs
 
 KEPT_ARMS = 8
 """Binaries whose graphs are kept, for settings that differ only in splits."""
@@ -54,6 +57,7 @@ class Session:
         self._chains = Chains(card, self._points, policy)
         self._arms: OrderedDict[tuple[Variant, str], Arm] = OrderedDict()
         self._cases: dict[str, list[CaseOnCard]] = {}
+        self._case_inputs: dict[Path, Inputs] = {}
         self._gated: dict[Variant, list[Check]] = {}
         self._binaries: dict[Variant, Mapping[str, Any]] = {}
         self.at_hand: dict[int, Arm] = {}
@@ -139,7 +143,7 @@ class Session:
             name = expectation.name
             if name not in self._cases:
                 cases = load_expected(Path(expected[name]), self.geometry, expectation)
-                self._cases[name] = place_cases(self.card, self.geometry, cases)
+                self._cases[name] = place_cases(self.card, cases, self._case_inputs)
             self._gated[variant] = check_cases(self.card, setting, self._cases[name], baked(fault))
         return self._gated[variant]
 
@@ -166,7 +170,8 @@ class Session:
 
     def spoiled(self) -> bool:
         """Whether a kernel that failed has written to inputs of any point: then this process is of no more use."""
-        self._cases.clear()  # made again rather than checked
+        self._cases.clear()  # read again rather than checked
+        self._case_inputs.clear()
         return any(inputs.changed() for inputs in self._points.values())
 
     def baseline(self, points: Sequence[int], expected: Mapping[str, str]) -> tuple[Arm, Check | None]:

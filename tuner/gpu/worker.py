@@ -34,8 +34,11 @@ KERNEL_PHASES = ("gate", "measure")
 
 def create() -> Handler:
     """The handler of a device worker; what takes long to import comes before the first request."""
+    import torch
+
     import mjolnir.tuner.gpu.session  # noqa: F401
 
+    torch.set_num_threads(1)  # the work is on the device; threads would only take the CPUs from other processes
     return Worker()
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mjolnir.kernel.geometry import Geometry, Placement
-from mjolnir.tuner.gpu.compiler import expected_outputs
 from mjolnir.tuner.gpu.expectation import Expectation
+from mjolnir.tuner.gpu.expected import expected_outputs
 from mjolnir.tuner.gpu.measure import Policy
 from mjolnir.tuner.gpu.session import Session
 from mjolnir.tuner.workload import Point, Workload, uniform

@@ -134,20 +134,6 @@ def test_the_reference_is_attention_on_what_the_writer_leaves(placement: Placeme
     assert not inputs.changed()
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_sets_have_the_same_reference_alone_and_together(placement: Placement, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    for most in (1, 1 << 30):
-        monkeypatch.setattr(inputs_of, "TOGETHER_BYTES", most)
-        inputs = make(placement)
-        inputs.renew(1, move=True)
-        made.append(inputs.reference())
-    (alone, bound), (together, same) = made
-    assert torch.allclose(alone, together, rtol=0, atol=1e-6)
-    assert torch.allclose(bound, same)
-    assert not torch.allclose(alone[0], alone[1], atol=1e-2)
-
-
 def test_a_pool_of_several_chunks_is_finite_and_no_page_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs_of, "FILL_ELEMENTS", 1 << 13)
     inputs = make()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from mjolnir.kernel.cases import Inputs, gate_cases, make_inputs
 from mjolnir.kernel.cases import expected as emulated
-from mjolnir.kernel.cases import gate_cases
 from mjolnir.kernel.engine import Engine
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.tolerance import bound
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
-from mjolnir.tuner.gpu.compiler import EXPECTED_BY, cases_of, expected_outputs, load_expected, variant_of
+from mjolnir.tuner.gpu.compiler import variant_of
 from mjolnir.tuner.gpu.expectation import Expectation
+from mjolnir.tuner.gpu.expected import EXPECTED_BY, cases_of, drawn, expected_outputs, load_expected, load_inputs
 from mjolnir.tuner.gpu.pool import CompilePool, Need
 from tests.fakes.compiler import CRASHES, FAILS, HANGS
 from tests.fakes.gpu import DEVICE
@@ -58,6 +61,12 @@ def test_equal_jobs_share_one_answer(pool: CompilePool) -> None:
     assert pool.variant(variant(0, max_splits=1)) is not first
 
 
+def test_processes_can_be_started_before_there_are_jobs(pool: CompilePool) -> None:
+    made = [job.result(60) for job in pool.warm()]
+    assert [build.failure for build in made] == [None, None]
+    assert [job.result() for job in pool.warm()] == made
+
+
 def test_closing_cancels_what_has_not_begun(tmp_path: Path) -> None:
     pool = CompilePool(tmp_path, processes=1, target="tests.fakes.compiler:create")
     running = pool.variant(variant(HANGS), need=Need.NOW)
@@ -84,22 +93,85 @@ def test_expected_outputs_come_back_as_the_emulator_made_them(expected: dict[str
     assert expected_outputs(GEOMETRY, expectation, path.parent) == path
     assert path.stat().st_mtime_ns == stamp
     loaded = load_expected(path, GEOMETRY, expectation)
-    assert [case for case, _ in loaded] == list(gate_cases(GEOMETRY, GRID, merge=merge))
-    case, out = loaded[-1]
-    assert out.dtype is torch.bfloat16
-    assert torch.equal(out, emulated(case, GRID).out)
+    assert [kept.case for kept in loaded] == list(gate_cases(GEOMETRY, GRID, merge=merge))
+    last = loaded[-1]
+    assert last.out.dtype is torch.bfloat16
+    assert torch.equal(last.out, emulated(last.case, GRID).out)
+    assert torch.equal(last.allowed, bound(last.out, GEOMETRY))
+
+
+def test_inputs_come_back_as_they_were_drawn_gaps_and_strides_included(expected: dict[str, str]) -> None:
+    expectation = EXPECTATIONS[True]
+    for kept in load_expected(Path(expected[expectation.name]), GEOMETRY, expectation):
+        assert kept.inputs.is_file()
+        same(load_inputs(kept.case, kept.inputs), make_inputs(kept.case))
+
+
+def same(one: Inputs, other: Inputs) -> None:
+    for name, tensor in one.arguments().items():
+        right = getattr(other, name)
+        if isinstance(tensor, torch.Tensor):
+            assert tensor.stride() == right.stride()
+            assert torch.equal(bits(tensor), bits(right)), name
+        else:
+            assert tensor == right, name
+    memories = [torch.tensor([], dtype=torch.uint8).set_(each.cache.untyped_storage()) for each in (one, other)]
+    assert torch.equal(*memories), "between the blocks"
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def test_expectations_share_the_inputs_that_they_have_in_common(expected: dict[str, str]) -> None:
+    files = [
+        [kept.inputs for kept in load_expected(Path(expected[each.name]), GEOMETRY, each)]
+        for each in EXPECTATIONS.values()
+    ]
+    assert files[0] == files[1]
+    assert len(set(files[0])) == len(files[0])
+    cases = cases_of(GEOMETRY, EXPECTATIONS[True])
+    other = cases_of(GEOMETRY, replace(EXPECTATIONS[True], grid=132))
+    assert [drawn(a) == drawn(b) for a, b in zip(cases, other, strict=True)] == [case.name != "crowd" for case in cases]
+    case = next(case for case in cases if case.margin and case.max_splits == 0)
+    same(make_inputs(case), make_inputs(replace(case, max_splits=7, margin=3, name="another")))
+
+
+def test_a_damaged_file_is_made_anew_and_never_believed(tmp_path: Path) -> None:
+    each = EXPECTATIONS[False]
+    path = expected_outputs(GEOMETRY, each, tmp_path)
+    kept = load_expected(path, GEOMETRY, each)[0]
+    for file in (path, kept.inputs):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1000] + bytes([whole[-1000] ^ 1]) + whole[-999:])
+    with pytest.raises(ValueError, match="missing or damaged: start the run again"):
+        load_expected(path, GEOMETRY, each)
+    same(load_inputs(kept.case, kept.inputs), make_inputs(kept.case))
+    assert expected_outputs(GEOMETRY, each, tmp_path) == path
+    assert torch.equal(load_expected(path, GEOMETRY, each)[0].out, kept.out)
+    assert kept.inputs.read_bytes() == whole
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_what_is_expected_is_not_read_where_others_may_write(tmp_path: Path) -> None:
+    each = EXPECTATIONS[False]
+    path = expected_outputs(GEOMETRY, each, tmp_path)
+    tmp_path.chmod(0o770)
+    for use in (lambda: expected_outputs(GEOMETRY, each, tmp_path), lambda: load_expected(path, GEOMETRY, each)):
+        with pytest.raises(PermissionError, match="can be written by others"):
+            use()
 
 
 def test_other_problems_have_other_files(tmp_path: Path, expected: dict[str, str]) -> None:
     other = Geometry(2, 2, page_size=16, dtype="f16")
     path = expected_outputs(other, EXPECTATIONS[False], tmp_path)
     assert path.name not in {Path(file).name for file in expected.values()}
-    assert all(out.dtype is torch.float16 for _, out in load_expected(path, other, EXPECTATIONS[False]))
+    assert all(kept.out.dtype is torch.float16 for kept in load_expected(path, other, EXPECTATIONS[False]))
 
 
 def test_expected_outputs_are_made_anew_when_any_source_of_theirs_changes() -> None:
     facts = {"device.py"}  # of cards; a case says itself on which it is planned
-    assert set(EXPECTED_BY) == reached(["cases.py"]) - facts
+    assert set(EXPECTED_BY) == reached(["cases.py", "tolerance.py"]) - facts
 
 
 def test_an_expectation_is_that_of_the_settings_warps_and_the_cards_engine(tmp_path: Path) -> None:
@@ -110,10 +182,10 @@ def test_an_expectation_is_that_of_the_settings_warps_and_the_cards_engine(tmp_p
     assert Expectation.of(Setting(max_splits=1), DEVICE).name == "8-whole-4"
     paths = [expected_outputs(GEOMETRY, each, tmp_path) for each in (four, eight)]
     pairs = [load_expected(path, GEOMETRY, each) for path, each in zip(paths, (four, eight), strict=True)]
-    assert [case for case, _ in pairs[0]] == [case for case, _ in pairs[1]]
-    assert not all(torch.equal(a, b) for (_, a), (_, b) in zip(*pairs, strict=True))
-    case, out = pairs[1][0]
-    assert torch.equal(out, emulated(case, 4, eight.engine(GEOMETRY), 8).out)
+    assert [kept.case for kept in pairs[0]] == [kept.case for kept in pairs[1]]
+    assert not all(torch.equal(a.out, b.out) for a, b in zip(*pairs, strict=True))
+    first = pairs[1][0]
+    assert torch.equal(first.out, emulated(first.case, 4, eight.engine(GEOMETRY), 8).out)
     wide = Geometry(64, 1, q_len=2)
     assert four.engine(wide) == Engine("wgmma", 64, 2)
     other = Expectation("sm_100a", 4, True, 4)

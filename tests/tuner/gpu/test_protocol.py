@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mjolnir.tuner.bench import Status
+from mjolnir.tuner.gpu.child import make, resolve
 from mjolnir.tuner.gpu.protocol import Child, Died, Failed, Hung
 from mjolnir.tuner.gpu.supervisor import blame
 
@@ -139,3 +141,15 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
 )
 def test_blame(error: Hung | Died | Failed, status: Status) -> None:
     assert blame(error)[0] is status
+
+
+def test_garbage_is_collected_as_usual_once_a_handler_is_made() -> None:
+    usual = gc.get_threshold()
+    try:
+        assert make(TARGET) is resolve(TARGET)()
+        assert gc.get_freeze_count() > 0
+        with pytest.raises(SystemExit):
+            make("tests.fakes.children:broken")
+        assert gc.get_threshold() == usual
+    finally:
+        gc.unfreeze()

@@ -92,8 +92,8 @@ def test_two_builds_are_timed_in_turns_and_told_apart(opened, caches):
     assert fresh.correctness["arms"][0]["kv_seed"] != made[0]
     assert instance_values(fresh.samples, 0, 1) == pytest.approx(0, abs=1e-3)
     # The base alone emulates what the gate expects.
-    assert list((caches / "base").glob("expected-*.npz"))
-    assert not list((caches / "change").glob("expected-*.npz"))
+    assert list((caches / "base").glob("expected-*.pt"))
+    assert not list((caches / "change").glob("expected-*.pt"))
 
 
 def test_a_wrong_change_is_caught_by_the_bases_gate(opened):

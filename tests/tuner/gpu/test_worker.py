@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from mjolnir.kernel.cases import Case, Inputs
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.bench import Status, Timing
 from mjolnir.tuner.gpu.canaries import StaleBinary, baked, stand_in
 from mjolnir.tuner.gpu.card import Graph
 from mjolnir.tuner.gpu.chain import Chains, LaunchError
+from mjolnir.tuner.gpu.expected import load_inputs
 from mjolnir.tuner.gpu.inputs import KVSet
 from mjolnir.tuner.gpu.session import Session
-from mjolnir.tuner.gpu.worker import hold, instance, measure, noise
+from mjolnir.tuner.gpu.worker import create, hold, instance, measure, noise
 from tests.fakes.gpu import CHAIN_NS, DEVICE, EMPTY_NS, STICKY, FakeBinary
 from tests.tuner.gpu.conftest import GEOMETRY, POLICY
 
@@ -105,6 +108,45 @@ def test_a_wrong_setting_is_refused_and_never_timed(
     assert answer["spoiled"] is (l2_prefetch == 4)
     if not answer["spoiled"]:
         assert measure(made, request(expected), ignore)["status"] == Status.MEASURED
+
+
+def test_a_process_reads_the_inputs_of_small_cases_once_and_anew_after_a_wrong_kernel(
+    session: Sessions, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(case: Case, path: Path) -> Inputs:
+        read.append(path)
+        return load_inputs(case, path)
+
+    monkeypatch.setattr("mjolnir.tuner.gpu.gate.load_inputs", counted)
+    made = session(trouble=TROUBLE)
+    for max_splits in (0, 1):
+        assert all(check.passed for check in made.gate_binary(Setting(max_splits=max_splits), expected))
+    once = sorted(set(read))
+    assert sorted(read) == once
+    assert measure(made, request(expected, Setting(l2_prefetch=2)), ignore)["status"] == Status.INCORRECT
+    assert measure(made, request(expected), ignore)["status"] == Status.MEASURED
+    assert sorted(read) == sorted(once * 2)
+
+
+def test_a_damaged_file_of_inputs_costs_time_alone(session: Sessions, expected: Expected, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(next(iter(expected.values()))).parent, tmp_path / "kept"))
+    for path in folder.glob("case-*"):
+        path.write_bytes(path.read_bytes()[:-5000])
+    moved = {name: str(folder / Path(path).name) for name, path in expected.items()}
+    assert all(check.passed for check in session().gate_binary(Setting(), moved))
+    for path in folder.glob("expected-*"):
+        path.unlink()
+    with pytest.raises(ValueError, match="missing or damaged"):
+        session().gate_binary(Setting(), moved)
+
+
+def test_a_device_worker_takes_one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    create()
+    assert taken == [1]
 
 
 @pytest.mark.parametrize("fault", ["mask", "skip", "silent"])

@@ -165,6 +165,25 @@ def tuner(
 
 
 @app.command()
+def knobs(
+    recording: Annotated[
+        str | None, typer.Argument(help="A packaged recording or a folder; default: the first packaged one.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """What each knob is worth, with bounds, from a recording of the whole grid."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import knobs as twin
+        from mjolnir.research.benches import load_recording
+
+        return twin.knobs(load_recording(recording), out)
+
+    answer(work, as_json)
+
+
+@app.command()
 def live(
     runs: Annotated[list[Path], typer.Argument(help="Folders of exported runs on a GPU.")],
     against: Annotated[

@@ -12,13 +12,14 @@ from mjolnir.backend.overrides import variable
 from mjolnir.backend.settings import Settings
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
-from mjolnir.research.bench import markdown, vllm_markdown
+from mjolnir.research.bench import knobs_markdown, markdown, vllm_markdown
 
 RESULTS = Path("research", "bench", "results")
 KERNEL_RESULTS = RESULTS / "kernel-main-h200.json"
 PEERS_RESULTS = "kernel-peers-*.json"
 VLLM_RESULTS = "vllm-h200.json"
 VERIFIED_RESULTS = "verify-vllm-h200.json"
+KNOB_RESULTS = "knobs-*.json"
 TABLE = Path("backend", "defaults.json")
 SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
 """The geometry whose points the README shows one by one."""
@@ -52,6 +53,13 @@ def vllm_tables(root: Path) -> str:
     if verified.exists():
         parts.append(vllm_markdown.verified(json.loads(verified.read_text("utf-8"))))
     return "\n".join(parts) or "No results of a GPU are committed yet.\n"
+
+
+def worth_table(root: Path) -> str:
+    """What each knob is worth on every card of which there are results."""
+    paths = sorted((root / RESULTS).glob(KNOB_RESULTS))
+    parts = [knobs_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
+    return "\n".join(parts) or "No results of a recording are committed yet.\n"
 
 
 def speed_table(root: Path) -> str:
@@ -118,6 +126,7 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
     "settings: made from backend/settings.py": settings_table,
     "vLLM: made from research/bench/results": vllm_tables,
     "knobs: made from kernel/knobs.py": knobs_table,
+    "worth: made from research/bench/results": worth_table,
     "speed: made from research/bench/results and backend/defaults.json": speed_table,
 }
 """What each pair of marks in the README holds."""

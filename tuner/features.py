@@ -1,7 +1,9 @@
 """Settings as a surrogate sees them: a place on a line for each knob, and what the plan makes of a batch.
 
-A knob's values are a step apart each. How a split limit and a number of CTAs act together is the work of the planner:
-what the slowest SM has to stream. It is known without measuring, so it is one more feature.
+A knob's values are a step apart each; no split limit at all comes after the largest. How a limit and a number of CTAs
+act together is the work of the planner. What comes of it is known without measuring: a limit counts as the smallest
+that gives the bucket the same plans, so that settings which differ in nothing but a limit that does not bind are one,
+and what the slowest SM has to stream is one more feature.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class Features:
         for dimension in space.dimensions:
             for name, found in zip(dimension.knobs, zip(*dimension.values, strict=True), strict=True):
                 values[name].update(found)
-        self._places = {name: {value: place for place, value in enumerate(sorted(v))} for name, v in values.items()}
+        self._places = {
+            name: {value: place for place, value in enumerate(sorted(found, key=lambda value: _order(name, value)))}
+            for name, found in values.items()
+        }
         self._known: dict[int, dict[Coordinates, tuple[float, ...]]] = {}
 
     @property
@@ -54,27 +59,44 @@ class Features:
                 known[coordinates] = self._row(bucket, self._space.setting(coordinates))
         return np.array([known[coordinates] for coordinates in settings], dtype=np.float64).reshape(-1, self.count)
 
-    def _row(self, bucket: int, setting: Setting) -> tuple[float, ...]:
-        places = (self._places[name][value] for name, value in setting.as_dict().items())
-        stream = () if self._workload is None else (STREAM_STEPS * self._stream(bucket, setting),)
-        return (*map(float, places), *stream)
+    def alike(self, setting: Coordinates) -> tuple[float, ...]:
+        """What tells a setting from others: its features for all buckets, one after the other."""
+        buckets = (None,) if self._workload is None else self._workload.buckets
+        return tuple(value for bucket in buckets for value in self.table(bucket or 0, [setting])[0].tolist())
 
-    def _stream(self, bucket: int, setting: Setting) -> float:
-        """Mean over the bucket's points of log(tiles of the longest run x CTAs that share an SM)."""
+    def _row(self, bucket: int, setting: Setting) -> tuple[float, ...]:
+        values, stream = setting.as_dict(), list[float]()
+        if self._workload is not None:
+            ways = self._ways(bucket, setting)
+            values["max_splits"] = next(limit for limit, way in ways.items() if way == ways[setting.max_splits])
+            runs = [run for run, _ in ways[setting.max_splits]]
+            stream.append(STREAM_STEPS * (float(np.mean(np.log(runs))) + float(np.log(setting.ctas_per_sm))))
+        return (*(float(self._places[name][value]) for name, value in values.items()), *stream)
+
+    def _ways(self, bucket: int, setting: Setting) -> dict[int, list[tuple[int, str]]]:
+        """For each split limit of the space, at each of the bucket's points, the longest run and the plan."""
         assert self._workload is not None
         geometry, device = self._space.geometry, self._space.device
         heads = geometry.heads_kv * engine_for(geometry, device.arch).blocks
         grid = device.sm_count * setting.ctas_per_sm
         points = [self._workload.points[place] for place in self._workload.of_bucket(bucket)]
-        runs = [longest_run(point, heads, grid, setting.max_splits) for point in points]
-        return float(np.mean(np.log(runs))) + float(np.log(setting.ctas_per_sm))
+        return {limit: [planned(point, heads, grid, limit) for point in points] for limit in self._places["max_splits"]}
+
+
+def _order(name: str, value: int) -> tuple[bool, int]:
+    """Where a knob's value stands: no limit after all limits."""
+    return name == "max_splits" and not value, value
 
 
 @lru_cache(maxsize=8192)
-def longest_run(point: Point, heads: int, grid: int, max_splits: int) -> int:
-    """Tiles of the CTA that has the most, at least 1; `heads` are KV heads times the engine's row blocks."""
+def planned(point: Point, heads: int, grid: int, max_splits: int) -> tuple[int, str]:
+    """Tiles of the CTA that has the most, at least 1, and the plan's digest.
+
+    `heads` are KV heads times the engine's row blocks.
+    """
     capacity = TILE * max(1, -(-max(point.contexts) // TILE))
+    plan = make_plan(point.contexts, heads, grid, max_splits, capacity=capacity)
     runs: dict[int, int] = {}
-    for chunk in make_plan(point.contexts, heads, grid, max_splits, capacity=capacity).chunks():
+    for chunk in plan.chunks():
         runs[chunk.cta] = runs.get(chunk.cta, 0) + chunk.last - chunk.first
-    return max([1, *runs.values()])
+    return max([1, *runs.values()]), plan.digest()

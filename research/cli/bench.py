@@ -164,6 +164,48 @@ def tuner(
 
 
 @app.command()
+def knobs(
+    recording: Annotated[
+        str | None, typer.Argument(help="A packaged recording or a folder; default: the first packaged one.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """What each knob is worth, with bounds, from a recording of the whole grid."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import knobs as twin
+        from mjolnir.research.benches import load_recording
+
+        return twin.knobs(load_recording(recording), out)
+
+    answer(work, as_json)
+
+
+@app.command()
+def rule(
+    recording: Annotated[
+        str | None, typer.Argument(help="A packaged recording or a folder; default: the first packaged one.")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option("--results", help="What `mjolnir bench kernel --tune` measured on the same card.")
+    ] = Path("research/bench/results/kernel-peers-h200.json"),
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """A rule for the built-in default by geometry and batch, and its regret against the best on record."""
+
+    def work() -> Answer:
+        from mjolnir.research.bench import rows
+        from mjolnir.research.bench import rule as twin
+        from mjolnir.research.benches import load_recording
+
+        return twin.rule(load_recording(recording), rows.read(results), out)
+
+    answer(work, as_json)
+
+
+@app.command()
 def live(
     runs: Annotated[list[Path], typer.Argument(help="Folders of exported runs on a GPU.")],
     against: Annotated[

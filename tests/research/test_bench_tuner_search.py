@@ -11,6 +11,7 @@ from mjolnir.kernel.knobs import Setting
 from mjolnir.research.bench import rivals, tuner_search
 from mjolnir.research.bench.tuner_search import Table
 from mjolnir.tuner import synthetic
+from mjolnir.tuner.space import Space
 from mjolnir.tuner.workload import Workload, uniform
 
 WINNER = Setting(1, 4, max_splits=1, pdl=1)
@@ -91,3 +92,14 @@ def test_kernel_tuner_replays_the_table(table: Table) -> None:
     tried = rivals.kernel_tuner("genetic_algorithm")(table.space, draws, 0, 20)
     assert 0 < len(set(tried)) == len(tried) <= 20
     assert max(tried) < table.space.size
+
+
+def test_kernel_tuner_leaves_out_what_a_recording_lacks(table: Table) -> None:
+    pytest.importorskip("kernel_tuner")
+    held = [setting for setting in table.source.settings if setting != Setting(1, 2)]
+    space = Space(table.source.geometry, table.source.device, {}, held)
+    assert space.size == len(held) == table.space.size - 1
+    draws = np.linspace(0.0, 0.1, space.size)
+    tried = rivals.kernel_tuner("genetic_algorithm")(space, draws, 0, 20)
+    assert 0 < len(set(tried)) == len(tried) <= 20
+    assert max(tried) < space.size

@@ -9,6 +9,7 @@ import pickle
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -297,9 +298,13 @@ def test_a_ring_that_no_longer_fits_is_read_as_the_deepest_that_does(folder: Pat
 
 def test_the_packaged_recording_replays_with_the_kernel_as_it_is() -> None:
     recording = packaged("h200-32x8-d128-p64")
-    assert {setting.consumer_warps for setting in recording.settings} == {4}
+    assert {setting.consumer_warps for setting in recording.settings} == {4, 8}
     assert recording.default == resolve(Setting(), recording.geometry, recording.device)
     assert recording.status(recording.index[recording.default]) is Status.MEASURED
-    assert len(set(recording.settings)) == 972
+    assert len(set(recording.settings)) == 3864
     space = Space(recording.geometry, recording.device, allowed=recording.settings)
-    assert space.size == 972
+    assert space.size == 3864
+    whole = list(product(*(range(len(dimension.values)) for dimension in space.dimensions)))
+    missing = [place for place in whole if not space.holds(place)]
+    assert (len(whole), len(missing)) == (3960, 96)
+    assert all(space.holds(space.nearest(place)) for place in missing)

@@ -9,12 +9,12 @@ from scipy.stats import norm
 
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
-from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.knobs import Setting, knob
 from mjolnir.tuner import surrogate
-from mjolnir.tuner.features import STREAM_STEPS, Features, longest_run
+from mjolnir.tuner.features import STREAM_STEPS, Features, planned
 from mjolnir.tuner.space import Space
 from mjolnir.tuner.surrogate import Array, Belief, Shape, believe, fit
-from mjolnir.tuner.workload import DECODE8, uniform
+from mjolnir.tuner.workload import DECODE8, Point, uniform
 
 GRID = np.array([[a, b] for a in range(5) for b in range(5)], dtype=float)
 
@@ -67,22 +67,46 @@ def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
     assert Belief(np.array([2.0]), np.array([0.1]), 0.9).optimistic_gap(2.0) == 0.0
 
 
+def run_of(point: Point, heads: int, grid: int, max_splits: int) -> int:
+    """Tiles of the longest run."""
+    return planned(point, heads, grid, max_splits)[0]
+
+
 def test_features_are_steps_of_knobs_and_the_stream_of_the_slowest_sm() -> None:
     space = Space(Geometry(32, 8), H200)
     settings = [Setting(1, 2, max_splits=16), Setting(2, 3, max_splits=0, pdl=1), Setting(1, 12, max_splits=1)]
     settings += [Setting(1, 4), Setting(1, 4, consumer_warps=8)]
     coordinates = [found for setting in settings if (found := space.coordinates(setting))]
     plain = Features(space, None).table(8, coordinates)
-    assert plain[:2].tolist() == [[0, 0, 0, 5, 0, 0, 1], [1, 1, 0, 0, 1, 0, 1]]
+    unlimited = len(knob("max_splits").search) - 1
+    assert plain[:2].tolist() == [[0, 0, 0, 4, 0, 0, 1], [1, 1, 0, unlimited, 1, 0, 1]]
     assert (plain[4] - plain[3]).tolist() == [0, 0, 1, 0, 0, 0, 0]  # the warps, and nothing else
     whole = Features(space, DECODE8).table(8, coordinates)
-    assert whole[:, :7].tolist() == plain.tolist()
+    others = [0, 1, 2, 4, 5, 6]
+    assert whole[:, others].tolist() == plain[:, others].tolist()
     # 8 sequences x 8 heads of 128 tiles on 132 SMs; unsplit, one CTA streams a whole pair.
-    assert longest_run(uniform(8, 8192), 8, 132, 1) == 128
+    assert run_of(uniform(8, 8192), 8, 132, 1) == 128
     assert whole[2, 7] == pytest.approx(STREAM_STEPS * np.log(128))
-    runs = [longest_run(uniform(8, 8192), 8, 132 * ctas, splits) for ctas, splits in ((1, 16), (2, 0))]
+    runs = [run_of(uniform(8, 8192), 8, 132 * ctas, splits) for ctas, splits in ((1, 16), (2, 0))]
     assert 8 * 8 * 128 / 132 <= runs[0] < 128
     assert whole[:2, 7] == pytest.approx(STREAM_STEPS * np.log([runs[0], 2 * runs[1]]))
+
+
+def test_limits_that_give_a_bucket_the_same_plans_are_one() -> None:
+    """64 items on 132 CTAs are cut in a few pieces at most: a limit of two already binds no more."""
+    space = Space(Geometry(32, 8), H200)
+    features = Features(space, DECODE8)
+    where = {limit: space.coordinates(Setting(1, 4, max_splits=limit)) for limit in (0, 1, 2, 4, 8, 128)}
+    rows = {limit: features.table(8, [found])[0].tolist() for limit, found in where.items() if found}
+    plans = {limit: planned(uniform(8, 8192), 8, 132, limit)[1] for limit in rows}
+    assert {a for a in rows for b in rows if a < b and rows[a] == rows[b]} == {
+        a for a in rows for b in rows if a < b and plans[a] == plans[b]
+    }
+    assert len({tuple(row) for row in rows.values()}) == len(set(plans.values())) < len(rows)
+    assert rows[0] == rows[128] != rows[1]
+    alike = {limit: features.alike(found) for limit, found in where.items() if found}
+    assert alike[4] != alike[8], "one sequence of 65,536 tokens is cut in more"
+    assert Features(space, None).alike(where[4] or ()) != Features(space, None).alike(where[0] or ())
 
 
 def test_the_stream_counts_the_row_blocks_of_a_head() -> None:
@@ -91,6 +115,6 @@ def test_the_stream_counts_the_row_blocks_of_a_head() -> None:
     where = space.coordinates(Setting(max_splits=1))
     assert where is not None
     stream = Features(space, DECODE8).table(64, [where])[0, -1]
-    longest = longest_run(uniform(64, 8192), 2 * 8, 264, 1)
+    longest = run_of(uniform(64, 8192), 2 * 8, 264, 1)
     assert longest == 512  # four items a CTA, and some of the CTAs three
     assert stream == pytest.approx(STREAM_STEPS * np.log(2 * longest))

@@ -1,7 +1,8 @@
 """A Gaussian process per bucket over all settings of the space, asked for the largest expected improvement.
 
-It begins with a star: each knob is varied alone around the default, so that every later guess rests on what each value
-does. From then on it proposes only what was not tried; what is under way counts with the value that is expected of it.
+It begins with a star: each knob is varied alone around the default, as far as its partners allow (see `_make_star`), so
+that every later guess rests on what each knob does. From then on it proposes only what was not tried; what is under way
+counts with the value that is expected of it.
 Values are logarithms of ratios, cut at `CUT` above the best: how slow a slow setting is does not matter.
 """
 
@@ -14,20 +15,20 @@ import numpy as np
 
 from mjolnir.tuner.features import Features
 from mjolnir.tuner.proposers import Gain
-from mjolnir.tuner.space import Coordinates, Space
+from mjolnir.tuner.space import Coordinates, Dimension, Space
 from mjolnir.tuner.surrogate import Array, Belief, Shape, believe, fit
 from mjolnir.tuner.workload import Workload
 
 CUT = 0.25
 """Above the best, a value counts as this much above it; so does a trial without a value."""
 
-STAR_VALUES = 9
-"""Most values of one dimension that the star tries."""
+STAR_VALUES = 3
+"""Values of one knob that the star tries, at most, spread evenly; what lies between is the process's to guess."""
 
 FIRST_FIT, GROWTH = 8, 1.25
 """The kernel is fitted to the first 8 trials, and anew whenever there are a quarter more."""
 
-CANDIDATES = 2048
+CANDIDATES = 4096
 """Settings that an ask judges; a larger space is sampled."""
 
 LIKELY = 4
@@ -101,17 +102,21 @@ class GpProposer:
         self._studies.setdefault(bucket, Study()).told.append((coordinates, value))
 
     def _make_star(self) -> tuple[Coordinates, ...]:
-        """The settings that differ from the default in one dimension, in an order drawn from the seed."""
+        """The settings that differ from the default in one knob, in an order drawn from the seed.
+
+        A knob that shares its dimension takes the place at which the others change least. What no bucket can tell from
+        an earlier one is left out.
+        """
         space = self._space
         centre = space.coordinates(space.default) or space.member(space.size // 2)
-        found = []
+        found = {self._features.alike(centre): centre}
         for axis, dimension in enumerate(space.dimensions):
-            count = min(STAR_VALUES, len(dimension.values))
-            for place in np.unique(np.linspace(0, len(dimension.values) - 1, count).round().astype(int)).tolist():
+            for place in _spokes(dimension, centre[axis]):
                 point = (*centre[:axis], place, *centre[axis + 1 :])
-                if point != centre and space.holds(point):
-                    found.append(point)
-        return tuple(found[i] for i in np.random.default_rng(self._seed).permutation(len(found)))
+                if space.holds(point):
+                    found.setdefault(self._features.alike(point), point)
+        star = list(found.values())[1:]
+        return tuple(star[i] for i in np.random.default_rng(self._seed).permutation(len(star)))
 
     def _judge(self, bucket: int, number: int, taken: Set[Coordinates]) -> Judged | None:
         """What is believed of the settings that are not taken; None when none is left or nothing was measured."""
@@ -163,6 +168,22 @@ class GpProposer:
             study.shape = fit(table, values - values.mean()) if np.ptp(values) > 0 else None
             study.fitted = milestone
         return study.shape or Shape.prior(self._features.count)
+
+
+def _spokes(dimension: Dimension, centre: int) -> list[int]:
+    """Places at which one knob of a dimension has another value and its partners are as near to those of `centre`."""
+    found = []
+    for number in range(len(dimension.knobs)):
+        levels = [sorted({value[knob] for value in dimension.values}) for knob in range(len(dimension.knobs))]
+        steps = [
+            [abs(own.index(value[knob]) - own.index(dimension.values[centre][knob])) for knob, own in enumerate(levels)]
+            for value in dimension.values
+        ]
+        count = min(STAR_VALUES, len(levels[number]))
+        for index in np.linspace(0, len(levels[number]) - 1, count).round().astype(int).tolist():
+            there = [p for p, value in enumerate(dimension.values) if value[number] == levels[number][index]]
+            found.append(min(there, key=lambda place: sum(steps[place])))
+    return list(dict.fromkeys(place for place in found if place != centre))
 
 
 def _values(told: list[tuple[Coordinates, float | None]]) -> Array:

@@ -18,6 +18,7 @@ import pytest
 
 from mjolnir import ledger
 from mjolnir.ledger import live as live_file
+from mjolnir.ledger import queries as queries  # imported late: a forked writer would be killed meanwhile
 from mjolnir.ledger.git_store import GitStore
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 

@@ -41,7 +41,7 @@ def gained() -> Recording:
 
 
 def run(folder: Path, *more: object) -> tuple[int, str, str]:
-    common = ("--device", "replay", "--ledger", folder, "--tag", "all", "--trials", 70, "--no-until-flat")
+    common = ("--device", "replay", "--ledger", folder, "--tag", "all", "--trials", 72, "--no-until-flat")
     return call("autoresearch", "run", *common, *more)
 
 
@@ -71,7 +71,7 @@ def test_each_geometry_has_its_campaign_and_their_finals_go_side_by_side(tmp_pat
 def test_what_was_not_begun_is_started_when_the_rest_goes_on(tmp_path: Path) -> None:
     assert call(
         "autoresearch", "run", "--device", "replay", "--ledger", tmp_path, "--tag", TAGS[0], "--geometry", ONE,
-        "--trials", 70, "--no-until-flat",
+        "--trials", 72, "--no-until-flat",
     )[0] == 0  # fmt: skip
     before = records(tmp_path)
     code, _, err = run(tmp_path, "--geometry", ONE, "--geometry", TWO, "--resume")

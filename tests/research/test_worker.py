@@ -46,7 +46,8 @@ PATIENCE = 120.0
 def take_part(storage: str, folder: Path, worker: bool, hang: int = 0) -> None:
     """What a process of the campaign does; from trial `hang` on it never comes back from a trial.
 
-    The others wait for it with the second half of the trials, or a slow machine would leave it none.
+    The others wait for it with the second half of the trials, or a slow machine would leave it none. Each of them holds
+    two meanwhile, the one at hand and the next, so more than four are asked ahead.
     """
     measure, in_hand = ReplayBench.measure, folder.parent / VICTIM / "in-hand"
 
@@ -63,7 +64,8 @@ def take_part(storage: str, folder: Path, worker: bool, hang: int = 0) -> None:
     ReplayBench.measure = slowly  # type: ignore[method-assign]
     request = Request(
         tag=TAG, resume=worker, worker=worker, device="auto" if worker else "replay", ledger=folder, storage=storage,
-        trials=None if worker else TRIALS, minutes=None if worker else 1e4, lease_seconds=1.0,
+        trials=None if worker else TRIALS, minutes=None if worker else 1e4, depth=None if worker else 8,
+        lease_seconds=1.0,
         command=("mjolnir", "autoresearch", "run", "--storage", storage),
     )  # fmt: skip
     code = campaign.run(request, PlainScreen(Console(file=open(os.devnull, "w")))).code  # noqa: PTH123, SIM115

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 PAUSE_SECONDS = 0.5
 """Time between two visits to the storage."""
 
-RENEWED_AFTER = 10
-"""Trials that are written before the lease of a study is renewed: a fraction of a second."""
-
 _log = logging.getLogger(__name__)
 
 Told = tuple[Coordinates, Mapping[str, float]]
@@ -88,10 +85,11 @@ class Studies:
         try:
             study = self._study(storage, bucket)
             known = len(study.get_trials(deepcopy=False))
-            for number, (coordinates, ratios) in enumerate(self._told[known:told], 1):
-                study.add_trial(self._trial(coordinates, ratios.get(str(bucket))))
-                if number % RENEWED_AFTER == 0 and not self._team.leases.renew(lease):
+            for coordinates, ratios in self._told[known:told]:
+                # Before each: a storage that is slow outlasts a lease within a few trials, and who has it then writes.
+                if not self._team.leases.renew(lease):
                     return
+                study.add_trial(self._trial(coordinates, ratios.get(str(bucket))))
             self._written[bucket] = max(known, told)
         finally:
             self._team.leases.abandon(lease)

@@ -189,7 +189,7 @@ def test_the_rows_of_several_runs_are_counted_and_their_gain_has_an_interval(bot
         ("a", 1, "promote"), ("a", 32, "not-proven"), ("b", 1, "undecided"), ("b", 32, "promote"),
     ]  # fmt: skip
     assert told.data["rows"][1]["gain"] == {"value": 1.0101, "low": 1.0, "high": 1.02041}
-    assert figures["trials_per_minute"] == pytest.approx(devices.live(both)["trials_per_minute"], rel=1e-3)  # type: ignore[index]
+    assert figures["trials_per_minute"] == pytest.approx(devices.live(both)["trials_per_minute"], rel=2e-2)  # type: ignore[index]
     with pytest.raises(UsageFailure, match="one run"):
         live([first, second], first)
 

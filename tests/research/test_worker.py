@@ -65,7 +65,7 @@ def take_part(storage: str, folder: Path, worker: bool, hang: int = 0) -> None:
     request = Request(
         tag=TAG, resume=worker, worker=worker, device="auto" if worker else "replay", ledger=folder, storage=storage,
         trials=None if worker else TRIALS, minutes=None if worker else 1e4, depth=None if worker else 8,
-        lease_seconds=1.0,
+        lease_seconds=3.0,
         command=("mjolnir", "autoresearch", "run", "--storage", storage),
     )  # fmt: skip
     code = campaign.run(request, PlainScreen(Console(file=open(os.devnull, "w")))).code  # noqa: PTH123, SIM115

@@ -139,6 +139,8 @@ def _point(entry: object) -> Point:
     """Read the JSON form of a point; ValueError says what is wrong with it."""
     if not isinstance(entry, Mapping):
         raise ValueError("this is no object with batch, contexts and perhaps weight")
+    if unknown := [name for name in entry if name not in ("batch", "contexts", "weight")]:
+        raise ValueError(f"{unknown[0]!r} is none of batch, contexts, weight")
     batch, contexts, weight = entry.get("batch"), entry.get("contexts"), entry.get("weight", 1.0)
     if type(batch) is not int or not 1 <= batch <= MOST_SEQUENCES:
         raise ValueError(f"batch must be a whole number from 1 to {MOST_SEQUENCES}")

@@ -17,6 +17,8 @@ def main(how: str) -> None:
         sys.exit(3)
     if how == "sleeps":
         time.sleep(60)
+    while how == "floods":
+        print("x" * 100_000)
     if how == "babbles":
         print("let me think")
         return

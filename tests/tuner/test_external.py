@@ -61,6 +61,15 @@ def test_a_bad_answer_is_recorded_and_replaced(modelled: Recording, how: str, no
     assert {proposal["replaced"] for proposal in late} <= {"random", "neighbour"}
 
 
+def test_a_command_that_does_not_stop_answering_is_ended(modelled: Recording) -> None:
+    space = Space(modelled.geometry, modelled.device, {}, modelled.settings)
+    proposer = make("external", space, 0, command=command("floods"), seconds=60.0)
+    begin = time.monotonic()
+    with pytest.raises(ProposerError, match="answered more than 1,000,000 bytes"):
+        proposer.ask(1, 2, set())
+    assert time.monotonic() - begin < 30
+
+
 def test_a_slow_command_is_ended(modelled: Recording) -> None:
     space = Space(modelled.geometry, modelled.device, {}, modelled.settings)
     proposer = make("external", space, 0, command=command("sleeps"), seconds=1.0)

@@ -30,6 +30,7 @@ GOOD = {"batch": 1, "contexts": 8}
     [
         (7, "this is no object"),
         ({"contexts": 8}, "batch must be a whole number"),
+        (GOOD | {"wieght": 2.0}, "'wieght' is none of batch, contexts, weight"),
         (GOOD | {"batch": True}, "batch must be a whole number"),
         (GOOD | {"batch": 10**12}, f"from 1 to {MOST_SEQUENCES}"),
         ({"batch": 1}, "contexts must be"),

@@ -18,8 +18,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Set
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.proposers import CommandError, Gain, ProposerError
@@ -29,7 +32,7 @@ LONGEST = 160
 """Characters of a bad answer that are kept."""
 
 MOST_BYTES = 1_000_000
-"""Of an answer that is read."""
+"""Of an answer; a command that answers more is ended."""
 
 
 class ExternalProposer:
@@ -118,25 +121,65 @@ class ExternalProposer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
                 start_new_session=True,
             )
         except OSError as error:
             raise ProposerError(f"the proposer's command {name!r} cannot be run: {error.strerror}") from error
         try:
-            answer, complaint = process.communicate(given, timeout=self._seconds)
+            answer, complaint = _talk(process, given.encode(), self._seconds)
         except subprocess.TimeoutExpired:
             raise ProposerError(f"the proposer's command {name!r} gave no answer within {self._seconds:g} s") from None
         finally:
             _end(process)
+        if len(answer) > MOST_BYTES:
+            raise ProposerError(f"the proposer's command {name!r} answered more than {MOST_BYTES:,} bytes")
         if process.returncode:
-            last = _short((complaint.strip().splitlines() or ["no message"])[-1])
+            last = _short((complaint.decode(errors="replace").strip().splitlines() or ["no message"])[-1])
             raise ProposerError(f"the proposer's command {name!r} died with status {process.returncode}: {last}")
-        return answer[:MOST_BYTES]
+        return answer.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _talk(process: subprocess.Popen[bytes], given: bytes, seconds: float) -> tuple[bytes, bytes]:
+    """What a process answers and complains; it is left running once it has answered more than is read.
+
+    Raises:
+        subprocess.TimeoutExpired: it was not done in time.
+    """
+    end = time.monotonic() + seconds
+    answer, complaint = bytearray(), bytearray()
+    jobs = [
+        threading.Thread(target=_feed, args=(process.stdin, given), daemon=True),
+        threading.Thread(target=_take, args=(process.stdout, answer), daemon=True),
+        threading.Thread(target=_drain, args=(process.stderr, complaint), daemon=True),
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs[1:]:
+        job.join(max(0.0, end - time.monotonic()))
+        if len(answer) > MOST_BYTES:
+            return bytes(answer), b""
+    process.wait(max(0.0, end - time.monotonic()))
+    return bytes(answer), bytes(complaint)
+
+
+def _feed(stream: IO[bytes], given: bytes) -> None:
+    """Write all, as far as it is read."""
+    with suppress(OSError), stream:
+        stream.write(given)
+
+
+def _take(stream: IO[bytes], taken: bytearray) -> None:
+    """Read all, or one byte more than an answer may have."""
+    taken += stream.read(MOST_BYTES + 1)
+
+
+def _drain(stream: IO[bytes], kept: bytearray) -> None:
+    """Read all, and keep the end."""
+    while part := stream.read(4096):
+        kept[:] = (kept + part)[-4 * LONGEST :]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End whatever the command has started and is still there."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

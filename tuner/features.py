@@ -24,6 +24,9 @@ from mjolnir.tuner.workload import Point, Workload
 STREAM_STEPS = 4.0
 """Steps of the feature `stream` in which it grows by a factor of e."""
 
+Ways = dict[int, list[tuple[int, str]]]
+"""By split limit, the longest run and the plan's digest at each point of a bucket."""
+
 
 class Features:
     """Features of the settings of a space.
@@ -45,6 +48,7 @@ class Features:
             for name, found in values.items()
         }
         self._known: dict[int, dict[Coordinates, tuple[float, ...]]] = {}
+        self._plans: dict[tuple[int, int], Ways] = {}
 
     @property
     def count(self) -> int:
@@ -67,20 +71,25 @@ class Features:
     def _row(self, bucket: int, setting: Setting) -> tuple[float, ...]:
         values, stream = setting.as_dict(), list[float]()
         if self._workload is not None:
-            ways = self._ways(bucket, setting)
+            ways = self._ways(bucket, setting.ctas_per_sm)
             values["max_splits"] = next(limit for limit, way in ways.items() if way == ways[setting.max_splits])
             runs = [run for run, _ in ways[setting.max_splits]]
             stream.append(STREAM_STEPS * (float(np.mean(np.log(runs))) + float(np.log(setting.ctas_per_sm))))
         return (*(float(self._places[name][value]) for name, value in values.items()), *stream)
 
-    def _ways(self, bucket: int, setting: Setting) -> dict[int, list[tuple[int, str]]]:
+    def _ways(self, bucket: int, ctas_per_sm: int) -> Ways:
         """For each split limit of the space, at each of the bucket's points, the longest run and the plan."""
         assert self._workload is not None
-        geometry, device = self._space.geometry, self._space.device
-        heads = geometry.heads_kv * engine_for(geometry, device.arch).blocks
-        grid = device.sm_count * setting.ctas_per_sm
-        points = [self._workload.points[place] for place in self._workload.of_bucket(bucket)]
-        return {limit: [planned(point, heads, grid, limit) for point in points] for limit in self._places["max_splits"]}
+        ways = self._plans.get((bucket, ctas_per_sm))
+        if ways is None:
+            geometry, device = self._space.geometry, self._space.device
+            heads = geometry.heads_kv * engine_for(geometry, device.arch).blocks
+            grid = device.sm_count * ctas_per_sm
+            points = [self._workload.points[place] for place in self._workload.of_bucket(bucket)]
+            limits = self._places["max_splits"]
+            ways = {limit: [planned(point, heads, grid, limit) for point in points] for limit in limits}
+            self._plans[bucket, ctas_per_sm] = ways
+        return ways
 
 
 def _order(name: str, value: int) -> tuple[bool, int]:

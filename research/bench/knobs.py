@@ -25,7 +25,7 @@ import numpy.typing as npt
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.research.answer import Answer
 from mjolnir.research.bench import knobs_markdown
-from mjolnir.research.bench.replay import written
+from mjolnir.research.bench.replay import SCHEMA, written
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.statistics import LEAST_FLOOR, median_interval
@@ -33,7 +33,6 @@ from mjolnir.tuner.statistics import LEAST_FLOOR, median_interval
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
-SCHEMA = "mjolnir.bench/1"
 NEAR = 0.03
 """How far above the best of its point the faster setting of a pair may lie."""
 

@@ -31,11 +31,10 @@ from mjolnir.kernel.variant import infeasible, resolve
 from mjolnir.research.answer import Answer
 from mjolnir.research.bench.knobs import Grid
 from mjolnir.research.bench.points import parse
-from mjolnir.research.bench.replay import written
+from mjolnir.research.bench.replay import SCHEMA, written
 from mjolnir.research.bench.rows import GRAPH, HEAD_MAJOR
 from mjolnir.tuner.recording import Recording
 
-SCHEMA = "mjolnir.bench/1"
 WIDE = 8
 """Computing warps of the only CTA of an SM."""
 

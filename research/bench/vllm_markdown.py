@@ -10,6 +10,7 @@ from mjolnir.research.bench import targets
 from mjolnir.research.bench import vllm_rows as files
 from mjolnir.research.bench.targets import line_of
 from mjolnir.research.bench.vllm_rows import BUILT_IN, STOCK, TARGETS, TUNED, Row
+from mjolnir.tuner.statistics import median_interval
 
 TITLES = {TUNED: "Mjolnir tuned", BUILT_IN: "Mjolnir untuned", **{name: name for name in STOCK}}
 """Contenders in the order of the columns."""
@@ -36,8 +37,10 @@ def _times(here: Mapping[str, Row], name: str) -> str:
 
 def _ratios(here: Mapping[str, Row]) -> list[str]:
     faster, tokens = files.speedup(here), files.token_ratios(here)
-    low, high = files.interval(tokens) if tokens else (0.0, 0.0)
-    more = f"{median(tokens):.2f} ({low:.2f} to {high:.2f})" if tokens else ""
+    more = ""
+    if tokens:
+        bounds = median_interval(tokens)
+        more = f"{median(tokens):.2f} ({bounds.low:.2f} to {bounds.high:.2f})"
     return ["" if faster is None else f"{faster:.2f}", more]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mjolnir.research.bench import result_file
 from mjolnir.research.bench.targets import verdict
+from mjolnir.tuner.statistics import median_interval
 
 SCHEMA = "mjolnir.bench-vllm/2"
 TUNED, BUILT_IN = "mjolnir", "mjolnir-default"
@@ -95,18 +95,6 @@ def token_ratio(here: Mapping[str, Row]) -> float | None:
     return median(found) if found else None
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds of the median at 95 %, from the sorted values alone: whatever their distribution, the number of them that
-    lie below the median is binomial. Few values have bounds of less: the least and the largest.
-    """
-    ordered, count = sorted(values), len(values)
-    outside, beyond = 0, 0.5**count
-    while 2 * (beyond + comb(count, outside + 1) * 0.5**count) <= 0.05:
-        outside += 1
-        beyond += comb(count, outside) * 0.5**count
-    return ordered[outside], ordered[-1 - outside]
-
-
 def attention_share(here: Mapping[str, Row]) -> float | None:
     """Share of attention in the step of the stock backend that makes most tokens a second."""
     stock = [here[name] for name in STOCK if name in here and here[name]["attention_us"]]
@@ -117,7 +105,8 @@ def attention_share(here: Mapping[str, Row]) -> float | None:
 def figures(rows: Sequence[Row]) -> dict[str, float]:
     """Every figure that the rows allow, the worst over all models and points that it is about; others are absent.
 
-    `tokens_vs_best_min_low` and `_high` are bounds of the ratio at the point of `tokens_vs_best_min`, see `interval`.
+    `tokens_vs_best_min_low` and `_high` are bounds of the ratio at the point of `tokens_vs_best_min`, see
+    `median_interval`.
     """
     places = points(rows)
     found: dict[str, float | None] = {}
@@ -127,7 +116,8 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     worst = min((one for one in map(token_ratios, places.values()) if one), key=median, default=None)
     if worst:
         found["tokens_vs_best_min"] = median(worst)
-        found["tokens_vs_best_min_low"], found["tokens_vs_best_min_high"] = interval(worst)
+        bounds = median_interval(worst)
+        found["tokens_vs_best_min_low"], found["tokens_vs_best_min_high"] = bounds.low, bounds.high
     large = [one for one in places.values() if (attention_share(one) or 0.0) > LARGE_SHARE]
     found["tokens_vs_best_large_share_min"] = _least(map(token_ratio, large))
     ours = [row for row in rows if row["contender"] == TUNED]
@@ -174,10 +164,11 @@ def ratio_lines(rows: Sequence[Row]) -> list[str]:
     told = []
     for (model, batch, context), here in points(rows).items():
         if found := token_ratios(here):
-            low, high = interval(found)
+            bounds = median_interval(found)
             share = attention_share(here)
             part = "" if share is None else f"; attention is {share:.0%} of the best stock backend's step"
-            told.append(f"{model} {batch}x{context}: tokens/s {median(found):.3f} times, {low:.3f} to {high:.3f}{part}")
+            ratio = f"{median(found):.3f} times, {bounds.low:.3f} to {bounds.high:.3f}"
+            told.append(f"{model} {batch}x{context}: tokens/s {ratio}{part}")
     return told
 
 

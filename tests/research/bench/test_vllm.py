@@ -17,6 +17,7 @@ from mjolnir.research.bench import vllm_rows as files
 from mjolnir.research.bench.vllm_questions import MODELS
 from mjolnir.research.serving.process import EngineFailed
 from mjolnir.research.serving.timing import Question
+from mjolnir.tuner.statistics import median_interval
 
 ATTENTION = {"mjolnir": 100.0, "mjolnir-default": 110.0, "TRITON_ATTN": 300.0, "FLASH_ATTN": 150.0, "FLASHINFER": 160.0}
 """Microseconds of a step in attention; the rest of a step takes 200."""
@@ -204,11 +205,15 @@ def test_rounds_are_fewer_where_the_time_of_later_points_would_be_taken(monkeypa
 
 
 def test_bounds_are_those_of_the_median() -> None:
-    assert files.interval([5.0]) == (5.0, 5.0)
-    assert files.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
-    assert files.interval([float(n) for n in range(8)]) == (0.0, 7.0)
-    assert files.interval([float(n) for n in range(10)]) == (1.0, 8.0)
-    assert files.interval([float(n) for n in range(100)]) == (39.0, 60.0)
+    def interval(values: list[float]) -> tuple[float, float]:
+        found = median_interval(values)
+        return found.low, found.high
+
+    assert interval([5.0]) == (5.0, 5.0)
+    assert interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert interval([float(n) for n in range(8)]) == (0.0, 7.0)
+    assert interval([float(n) for n in range(10)]) == (1.0, 8.0)
+    assert interval([float(n) for n in range(100)]) == (39.0, 60.0)
 
 
 def test_ratios_pair_windows_and_the_worst_point_has_bounds() -> None:

@@ -129,6 +129,16 @@ def build(variant: Variant, folder: Path | None = None, host: str | None = None)
     return _find_or_compile(key, variant.arch, variant.smem_bytes, target, open_folder(folder), host)
 
 
+def find(variant: Variant, folder: Path | None = None) -> Built | None:
+    """The object of `variant` if it is in the cache whole; compiles nothing, and imports no compiler.
+
+    Raises:
+        PermissionError: see `open_folder`.
+    """
+    place, key = open_folder(folder), key_of(variant)
+    return _read_facts(place / f"{key}.json", place / f"{key}.o")
+
+
 def build_plan(arch: str, folder: Path | None = None, host: str | None = None) -> Built:
     """The same for the plan kernel, of which there is one for each architecture."""
 

@@ -55,16 +55,18 @@ class Shape:
         """Correlations of settings `a` (n, features) with `b` (m, features), shape (n, m)."""
         found = np.ones((len(a), len(b)))
         for strength, left, right in zip(self.strengths, a.T, b.T, strict=True):
-            found *= (1 + strength * _near(left, right)) / (1 + strength)
+            found *= _near(left, right, float(strength))
         return found
 
 
-def _near(left: Array, right: Array) -> Array:
-    """k_f by value: a feature has few values, so they are looked up."""
+def _near(left: Array, right: Array, strength: float | None = None) -> Array:
+    """k_f, or its share of the kernel, by value: a feature has few values, so they are looked up."""
     rows, row_of = np.unique(left, return_inverse=True)
     columns, column_of = np.unique(right, return_inverse=True)
     table: Array = np.exp(-np.abs(rows[:, None] - columns[None, :]) / REACH)
-    return table[row_of[:, None], column_of[None, :]]
+    if strength is not None:
+        table = (1 + strength * table) / (1 + strength)
+    return table[row_of].take(column_of, axis=1)
 
 
 def fit(settings: Array, values: Array) -> Shape:
@@ -144,10 +146,11 @@ def believe(shape: Shape, told: Array, values: Array, pending: Array, asked: Arr
     """
     count, centre = len(told), float(values.mean())
     known = np.concatenate([told, pending])
-    lower = np.linalg.cholesky(shape.kernel(known, known) + shape.noise * np.eye(len(known)))
+    kernel = shape.kernel(known, np.concatenate([known, asked]))
+    lower = np.linalg.cholesky(kernel[:, : len(known)] + shape.noise * np.eye(len(known)))
     projected = solve_triangular(lower[:count, :count], values - centre, lower=True)
     scale = float(np.sqrt(np.mean(projected**2))) + TINY
-    shares = solve_triangular(lower, shape.kernel(known, asked), lower=True)
+    shares = solve_triangular(lower, kernel[:, len(known) :], lower=True)
     mean = centre + shares[:count].T @ projected
     deviation = scale * np.sqrt(np.maximum(1 - np.square(shares).sum(axis=0), TINY))
     expected = centre + lower[count:, :count] @ projected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -68,6 +69,28 @@ def test_help_imports_nothing_heavy():
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "autoresearch" in told
     assert told.splitlines()[-1] == "heavy: []"
+
+
+def test_proposing_has_one_thread_unless_the_user_wants_more():
+    code = (
+        "import atexit, os, sys; sys.argv = ['mjolnir', sys.argv[1], '--help']; "
+        "atexit.register(lambda: print('threads:', os.environ.get('OPENBLAS_NUM_THREADS'))); "
+        "from mjolnir.research.cli.main import run; run()"
+    )
+
+    def threads(group, **environment):
+        told = subprocess.run(
+            [sys.executable, "-c", code, group],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**{k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}, **environment},
+        ).stdout
+        return told.splitlines()[-1]
+
+    assert threads("autoresearch") == "threads: 1"
+    assert threads("autoresearch", OPENBLAS_NUM_THREADS="3") == "threads: 3"
+    assert threads("ledger") == "threads: None"  # what they start keeps the user's environment
 
 
 def test_a_replay_is_found_recorded_and_told(recording, tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mjolnir.kernel.cache import Built
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.gpu.child import Handler, Report
@@ -51,8 +52,12 @@ def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
             built = cache.build(variant_of(request["variant"]), folder)
     except cache.CompileError as error:
         return {"failed": str(error), "log": str(getattr(error, "log", ""))}
-    facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(built).items()}
-    return {"built": facts, "seconds": time.perf_counter() - begin}
+    return {"built": facts_of(built), "seconds": time.perf_counter() - begin}
+
+
+def facts_of(built: Built) -> dict[str, Any]:
+    """What the cache tells of a binary, as JSON takes it."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(built).items()}
 
 
 def variant_of(values: Mapping[str, Any]) -> Variant:

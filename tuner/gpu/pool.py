@@ -2,10 +2,13 @@
 
 Each thread of the pool owns one child process and feeds it jobs. A compiler that hangs or dies takes down its own
 process alone: the job is answered with that status and a new process takes the next one. Equal jobs share one answer.
+A binary that is in the cache is answered without a process, which would take seconds to import the compiler, while
+what is needed at once waits behind it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,9 +21,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from mjolnir.kernel import cache
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
+from mjolnir.tuner.gpu.compiler import facts_of, variant_of
 from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.protocol import KILL_SECONDS, Child, ChildError, Died, Hung
 
@@ -63,6 +68,9 @@ class Build:
     facts: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     log: str = ""
+
+
+CLOSED = Build(Status.COMPILE_FAILED, "the compile pool was closed")
 
 
 class CompilePool:
@@ -141,22 +149,39 @@ class CompilePool:
                     break
                 if future.running() or future.done() or not future.set_running_or_notify_cancel():
                     continue
-                if child is None or not child.alive:
-                    child = self._replace(child)
+            job = json.loads(text)
             try:
-                future.set_result(self._ask(child, json.loads(text)))
+                build = self._found(job)
+                if build is None:
+                    child = child if child and child.alive else self._replace(child)
+                    build = self._ask(child, job) if child else CLOSED
+                future.set_result(build)
             except Exception as error:
                 future.set_exception(error)
         if child:
             child.close()
 
-    def _replace(self, old: Child | None) -> Child:
+    def _found(self, job: Mapping[str, Any]) -> Build | None:
+        """The answer to a job whose binary is in the cache; another tree's binaries have keys of their own."""
+        if job["op"] != "build" or self._tree is not None:
+            return None
+        with contextlib.suppress(PermissionError):  # a process will say it
+            built = cache.find(variant_of(job["variant"]), self._folder)
+            return Build(facts=facts_of(built)) if built else None
+        return None
+
+    def _replace(self, old: Child | None) -> Child | None:
+        """A new process, of this thread alone; None when the pool was closed meanwhile."""
         if old:
-            self._children.discard(old)
             old.close()
-        # Compiling must not take the CPU from the thread that feeds the GPU: hence the lower priority.
-        child = Child(self._target, environment={"OMP_NUM_THREADS": "1"}, nice=10, tree=self._tree)
-        self._children.add(child)
+        with self._lock:
+            if self._closed:
+                return None
+            if old:
+                self._children.discard(old)
+            # Compiling must not take the CPU from the thread that feeds the GPU: hence the lower priority.
+            child = Child(self._target, environment={"OMP_NUM_THREADS": "1"}, nice=10, tree=self._tree)
+            self._children.add(child)
         return child
 
     def _ask(self, child: Child, job: Mapping[str, Any]) -> Build:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mjolnir.kernel import cache
 from mjolnir.kernel.cases import Inputs, gate_cases, make_inputs
 from mjolnir.kernel.cases import expected as emulated
 from mjolnir.kernel.engine import Engine
@@ -53,6 +56,30 @@ def test_one_compiler_going_wrong_leaves_the_others_alone(pool: CompilePool) -> 
     assert built[FAILS].failure is Status.COMPILE_FAILED
     assert built[FAILS].reason == "compiling for sm_90a failed: DSLRuntimeError"
     assert built[FAILS].log == "line 1\nline 2"
+
+
+def test_a_binary_in_the_cache_is_answered_without_a_process(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    kept, code = variant(0), b"object"
+    key = cache.key_of(kept)
+    (tmp_path / f"{key}.o").write_bytes(code)
+    facts = {"key": key, "path": f"{key}.o", "binary": "ab", "registers": 7, "spill_bytes": 0, "smem_bytes": 8}
+    (tmp_path / f"{key}.json").write_text(
+        json.dumps({**facts, "seconds": 5.5, "object": hashlib.sha256(code).hexdigest()})
+    )
+    pool = CompilePool(tmp_path, processes=1, target="tests.fakes.nothing:there")
+    of_a_tree = CompilePool(tmp_path, processes=1, target="tests.fakes.compiler:create", tree=Path.cwd())
+    try:
+        built, other = pool.variant(kept).result(5), pool.variant(variant(1)).result(60)
+        assert (built.failure, built.seconds) == (None, 0.0)
+        assert built.facts == {**facts, "path": str(tmp_path / f"{key}.o"), "seconds": 5.5}
+        assert other.failure is Status.COMPILE_FAILED
+        assert of_a_tree.variant(kept).result(60).facts["registers"] == 100  # its sources may be others
+        (tmp_path / f"{key}.o").write_bytes(b"damaged")
+        assert cache.find(kept, tmp_path) is None
+    finally:
+        pool.close()
+        of_a_tree.close()
 
 
 def test_equal_jobs_share_one_answer(pool: CompilePool) -> None:

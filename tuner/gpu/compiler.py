@@ -38,9 +38,8 @@ def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
 
         report("compile")
         torch.set_num_threads(1)
-        geometry = Geometry.from_dict(request["geometry"])
         assert folder is not None
-        return {"path": str(expected_outputs(geometry, Expectation(**request["expectation"]), folder))}
+        return {"path": str(expected_outputs(*expectation_of(request), folder))}
     from mjolnir.kernel import cache
 
     report("compile")
@@ -53,6 +52,11 @@ def handle(request: dict[str, Any], report: Report) -> dict[str, Any]:
     except cache.CompileError as error:
         return {"failed": str(error), "log": str(getattr(error, "log", ""))}
     return {"built": facts_of(built), "seconds": time.perf_counter() - begin}
+
+
+def expectation_of(job: Mapping[str, Any]) -> tuple[Geometry, Expectation]:
+    """What a job of op "expected" is about."""
+    return Geometry.from_dict(job["geometry"]), Expectation(**job["expectation"])
 
 
 def facts_of(built: Built) -> dict[str, Any]:

@@ -71,12 +71,24 @@ def expected_outputs(geometry: Geometry, expectation: Expectation, folder: Path)
 
     place, cases, engine = open_folder(folder), cases_of(geometry, expectation), expectation.engine(geometry)
     inputs = {case: _kept_inputs(case, place) for case in cases}
-    path = place / f"expected-{_digest(geometry, expectation, cases)}.pt"
-    if _read(path) is None:
+    path = _outputs(geometry, expectation, cases, place)
+    if _whole(path) is None:
         outs = [expected(case, expectation.grid, engine, expectation.warps, inputs[case][1]).out for case in cases]
         allowed = [bound(out, geometry) for out in outs]
         _keep(path, {"inputs": [inputs[case][0].name for case in cases], "out": outs, "allowed": allowed})
     return path
+
+
+def find(geometry: Geometry, expectation: Expectation, folder: Path) -> Path | None:
+    """The file of `expected_outputs`, if that would find it and all inputs there; draws and emulates nothing.
+
+    Raises:
+        PermissionError: others may write to the folder.
+    """
+    place, cases = open_folder(folder), cases_of(geometry, expectation)
+    path = _outputs(geometry, expectation, cases, place)
+    there = all(_inputs(case, place).exists() for case in cases)  # a damaged one is drawn anew by who reads it
+    return path if there and _whole(path) is not None else None
 
 
 def cases_of(geometry: Geometry, expectation: Expectation) -> tuple[Case, ...]:
@@ -113,11 +125,19 @@ def drawn(case: Case) -> Case:
     return replace(case, name="", max_splits=0, margin=0)
 
 
+def _outputs(geometry: Geometry, expectation: Expectation, cases: Sequence[Case], folder: Path) -> Path:
+    return folder / f"expected-{_digest(geometry, expectation, cases)}.pt"
+
+
+def _inputs(case: Case, folder: Path) -> Path:
+    return folder / f"case-{_digest(drawn(case))}.pt"
+
+
 def _kept_inputs(case: Case, folder: Path) -> tuple[Path, Inputs]:
     """The inputs of a case and their file, made where it is missing or damaged."""
     from mjolnir.kernel.cases import make_inputs
 
-    path = folder / f"case-{_digest(drawn(case))}.pt"
+    path = _inputs(case, folder)
     inputs = _read_inputs(case, path)
     if inputs is None:
         inputs = make_inputs(case)
@@ -152,13 +172,20 @@ def _read(path: Path) -> Any:
     """What a file holds; None where it is missing or damaged."""
     import torch
 
+    whole = _whole(path)
+    if whole is None:
+        return None
+    return torch.load(io.BytesIO(whole), weights_only=True)  # an archive ends where its directory says, not the file
+
+
+def _whole(path: Path) -> bytes | None:
+    """The bytes of a file, its digest among them; None where it is missing or damaged."""
     try:
         whole = path.read_bytes()
     except OSError:
         return None
-    if hashlib.sha256(memoryview(whole)[:-DIGEST_BYTES]).digest() != whole[-DIGEST_BYTES:]:
-        return None
-    return torch.load(io.BytesIO(whole), weights_only=True)  # an archive ends where its directory says, not the file
+    right = hashlib.sha256(memoryview(whole)[:-DIGEST_BYTES]).digest() == whole[-DIGEST_BYTES:]
+    return whole if right else None
 
 
 def _digest(*parts: Geometry | Expectation | Case | Sequence[Case]) -> str:

@@ -2,8 +2,8 @@
 
 Each thread of the pool owns one child process and feeds it jobs. A compiler that hangs or dies takes down its own
 process alone: the job is answered with that status and a new process takes the next one. Equal jobs share one answer.
-A binary that is in the cache is answered without a process, which would take seconds to import the compiler, while
-what is needed at once waits behind it.
+What is in the cache is answered without a process: one that is new takes seconds to import the compiler, and a device
+would wait for that. For the same reason there are no more threads than have been busy at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from mjolnir.kernel import cache
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
-from mjolnir.tuner.gpu.compiler import facts_of, variant_of
+from mjolnir.tuner.gpu import expected
+from mjolnir.tuner.gpu.compiler import expectation_of, facts_of, variant_of
 from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.protocol import KILL_SECONDS, Child, ChildError, Died, Hung
 
@@ -103,16 +104,13 @@ class CompilePool:
         self._order = itertools.count()
         self._closed = False
         self._children: set[Child] = set()
-        count = processes or min(16, len(os.sched_getaffinity(0)))
-        self._threads = [
-            threading.Thread(target=self._work, name=f"mjolnir-compile-{n}", daemon=True) for n in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._most = processes or min(16, len(os.sched_getaffinity(0)))
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
 
     def warm(self) -> list[Future[Build]]:
         """Start some processes before there are jobs, so that they import while others do; returns without waiting."""
-        jobs = [{"op": "warm", "number": number} for number in range(min(WARM, len(self._threads)))]
+        jobs = [{"op": "warm", "number": number} for number in range(min(WARM, self._most))]
         return [self._submit(job, Need.NOW) for job in jobs]
 
     def variant(self, variant: Variant, need: Need = Need.SOON) -> Future[Build]:
@@ -133,41 +131,64 @@ class CompilePool:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the compile pool is closed")
-            future = self._jobs.setdefault(text, Future())
+            future = self._jobs.get(text) or self._jobs.setdefault(text, self._begun(job))
             waits = not future.running() and not future.done()
             if waits and need < self._needs.get(text, _IDLE):
                 self._needs[text] = need
                 self._queue.put((need, next(self._order), text))  # an earlier entry will be passed over
+                self._have_a_thread()
         return future
+
+    def _have_a_thread(self) -> None:
+        """Begin another thread, unless one is idle or there are enough."""
+        if self._idle.acquire(blocking=False) or len(self._threads) == self._most:
+            return
+        name = f"mjolnir-compile-{len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+        self._threads[-1].start()
+
+    def _next(self) -> str:
+        """The most urgent job, waited for; empty at the end."""
+        try:
+            return self._queue.get_nowait()[2]
+        except queue.Empty:
+            self._idle.release()
+            return self._queue.get()[2]
 
     def _work(self) -> None:
         child: Child | None = None
-        while text := self._queue.get()[2]:
+        while text := self._next():
             future = self._jobs[text]
             with self._lock:
                 if self._closed:
                     break
                 if future.running() or future.done() or not future.set_running_or_notify_cancel():
                     continue
-            job = json.loads(text)
             try:
-                build = self._found(job)
-                if build is None:
-                    child = child if child and child.alive else self._replace(child)
-                    build = self._ask(child, job) if child else CLOSED
-                future.set_result(build)
+                child = child if child and child.alive else self._replace(child)
+                future.set_result(self._ask(child, json.loads(text)) if child else CLOSED)
             except Exception as error:
                 future.set_exception(error)
         if child:
             child.close()
 
+    def _begun(self, job: Mapping[str, Any]) -> Future[Build]:
+        """The future of a job, done if its answer is in the cache."""
+        future: Future[Build] = Future()
+        if found := self._found(job):
+            future.set_result(found)
+        return future
+
     def _found(self, job: Mapping[str, Any]) -> Build | None:
-        """The answer to a job whose binary is in the cache; another tree's binaries have keys of their own."""
-        if job["op"] != "build" or self._tree is not None:
+        """The answer to a job, if it is in the cache; what another tree makes has names of its own."""
+        if self._tree is not None:
             return None
         with contextlib.suppress(PermissionError):  # a process will say it
-            built = cache.find(variant_of(job["variant"]), self._folder)
-            return Build(facts=facts_of(built)) if built else None
+            if job["op"] == "build" and (built := cache.find(variant_of(job["variant"]), self._folder)):
+                return Build(facts=facts_of(built))
+            if job["op"] == "expected":
+                path = expected.find(*expectation_of(job), self._folder)
+                return Build(facts={"path": str(path)}) if path else None
         return None
 
     def _replace(self, old: Child | None) -> Child | None:

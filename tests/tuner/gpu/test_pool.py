@@ -22,7 +22,7 @@ from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.gpu.compiler import variant_of
 from mjolnir.tuner.gpu.expectation import Expectation
-from mjolnir.tuner.gpu.expected import EXPECTED_BY, cases_of, drawn, expected_outputs, load_expected, load_inputs
+from mjolnir.tuner.gpu.expected import EXPECTED_BY, cases_of, drawn, expected_outputs, find, load_expected, load_inputs
 from mjolnir.tuner.gpu.pool import CompilePool, Need
 from tests.fakes.compiler import CRASHES, FAILS, HANGS
 from tests.fakes.gpu import DEVICE
@@ -80,6 +80,39 @@ def test_a_binary_in_the_cache_is_answered_without_a_process(tmp_path: Path) -> 
     finally:
         pool.close()
         of_a_tree.close()
+
+
+def test_what_the_gate_expects_is_answered_without_a_process_once_it_is_made(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    made = expected_outputs(GEOMETRY, EXPECTATIONS[True], tmp_path)
+    pool = CompilePool(tmp_path, processes=1, target="tests.fakes.nothing:there")
+    try:
+        job = pool.expected(GEOMETRY, EXPECTATIONS[True])
+        assert job.done()
+        assert job.result().facts == {"path": str(made)}
+        assert pool.expected(GEOMETRY, EXPECTATIONS[False]).result(60).failure is Status.COMPILE_FAILED
+    finally:
+        pool.close()
+    next(tmp_path.glob("case-*.pt")).unlink()
+    assert find(GEOMETRY, EXPECTATIONS[True], tmp_path) is None
+    expected_outputs(GEOMETRY, EXPECTATIONS[True], tmp_path)
+    made.write_bytes(made.read_bytes()[:-40])
+    assert find(GEOMETRY, EXPECTATIONS[True], tmp_path) is None
+
+
+def test_there_are_no_more_threads_than_were_busy_at_once(tmp_path: Path) -> None:
+    pool = CompilePool(tmp_path, processes=8, target="tests.fakes.compiler:create")
+    try:
+        for prefetch in (0, 1, 2):
+            pool.variant(variant(prefetch)).result(60)
+            while not pool._idle._value:
+                pass  # the thread has answered, and will wait for the next job
+        assert len(pool._threads) == 1
+        several = [pool.variant(variant(0, kv_stages=stages)) for stages in (2, 3, 4)]
+        assert all(job.result(60).failure is None for job in several)
+        assert 1 < len(pool._threads) <= 3
+    finally:
+        pool.close()
 
 
 def test_equal_jobs_share_one_answer(pool: CompilePool) -> None:

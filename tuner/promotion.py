@@ -100,8 +100,11 @@ def table_key(bench: Bench, bucket: int) -> dict[str, Any]:
 
 
 def resources(setting: Setting) -> tuple[int, ...]:
-    """What a setting takes, for ties: ring, prefetch, splits (0 fills the grid), dependent launch, warps, CTAs."""
-    splits, ctas = setting.max_splits or 1 << 10, setting.ctas_per_sm
+    """What a setting takes, for ties: ring, prefetch, split limit, dependent launch, warps, CTAs.
+
+    A limit that gains nothing is a risk, as other lengths may need the splits: none is least, then the largest.
+    """
+    splits, ctas = -(setting.max_splits or 1 << 10), setting.ctas_per_sm
     ring, warps = ctas * setting.kv_stages, ctas * setting.consumer_warps
     return (ring, setting.l2_prefetch, splits, setting.pdl, warps, ctas)
 

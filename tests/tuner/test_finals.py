@@ -146,6 +146,16 @@ def test_a_lead_that_is_slower_at_a_point_leaves_the_test_to_the_next() -> None:
     assert (result.decisions[0]["decision"], result.decisions[0]["setting"]) == ("promote", SECOND.as_dict())
 
 
+def test_what_an_uneven_batch_would_pay_for_is_no_candidate_but_where_a_sequence_is_alone() -> None:
+    unsplit, free = Setting(2, 2, max_splits=1), Setting(2, 2)
+    truth = synthetic.planted(unsplit, 0.06, synthetic.planted(free, 0.04))
+    source = synthetic.make(truth, name="unsplit", values={**VALUES, "max_splits": (0, 1, 64)}, workload=SMALL)
+    result, journal = campaign(ScriptedBench(source))
+    assert [decision["setting"]["max_splits"] for decision in result.decisions] == [1, 0]
+    assert [decision["decision"] for decision in result.decisions] == ["promote", "promote"]
+    assert unsplit.as_dict() not in bodies(journal, "shootout", 32)[0]["arms"]
+
+
 def test_attempts_are_counted_within_the_tag_and_elsewhere(gain: Recording) -> None:
     _, journal = campaign(ScriptedBench(gain), replace(OPTIONS, trials=400))
     assert {body["attempt"] for body in bodies(journal, "confirmation")} == {1}

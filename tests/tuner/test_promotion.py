@@ -41,13 +41,13 @@ def test_ties_go_to_the_row_then_the_default_then_the_smaller(
     assert [values[p] for p in order] == sorted(values)
 
 
-def test_resources_count_ring_then_prefetch_then_splits() -> None:
+def test_resources_count_ring_then_prefetch_then_how_much_splits_are_limited() -> None:
     ascending = [
-        Setting(1, 4, max_splits=1),
-        Setting(1, 4, consumer_warps=8, max_splits=1),
-        Setting(1, 4, max_splits=8),
         Setting(1, 4, max_splits=0),
-        Setting(1, 4, max_splits=1, pdl=0, l2_prefetch=2),
+        Setting(1, 4, consumer_warps=8, max_splits=0),
+        Setting(1, 4, max_splits=8),
+        Setting(1, 4, max_splits=1),
+        Setting(1, 4, max_splits=0, pdl=0, l2_prefetch=2),
         Setting(2, 3, max_splits=1),
         Setting(2, 4),
     ]

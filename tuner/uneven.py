@@ -1,0 +1,40 @@
+"""What a split limit costs where one sequence of a batch is much longer than the others.
+
+A bucket's points have equal lengths, and with those a limit changes little. But a server's batches are uneven, and a
+long sequence that may not be split is streamed by a few CTAs while all others wait for them. How long the longest run
+of CTAs then is follows from the plan alone, so no such setting has to be measured to be kept out of a table.
+"""
+
+from __future__ import annotations
+
+from mjolnir.kernel.device import Device
+from mjolnir.kernel.engine import engine_for
+from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
+from mjolnir.tuner.features import planned
+from mjolnir.tuner.workload import Point
+
+LONG, SHORT = 65536, 4096
+"""Tokens of the one long sequence, and of each of the others."""
+
+MOST = 1.25
+"""How much longer than without a limit the longest run may be."""
+
+
+def stretch(setting: Setting, batch: int, geometry: Geometry, device: Device) -> float:
+    """The tiles of the CTA that has the most, over those without a limit, with one sequence `LONG`, the rest `SHORT`.
+
+    Args:
+        setting: its CTAs, warps and split limit count.
+        batch: sequences.
+        geometry, device: whose plan it is.
+    """
+    point = Point(batch, (LONG, *[SHORT] * (batch - 1)))
+    heads = geometry.heads_kv * engine_for(geometry, device.arch, warps=setting.consumer_warps).blocks
+    grid = device.sm_count * setting.ctas_per_sm
+    return planned(point, heads, grid, setting.max_splits)[0] / planned(point, heads, grid, 0)[0]
+
+
+def serves(setting: Setting, batch: int, geometry: Geometry, device: Device) -> bool:
+    """Whether a setting may be the row of a bucket: alone in a batch a sequence is as the bucket's points are."""
+    return batch == 1 or not setting.max_splits or stretch(setting, batch, geometry, device) <= MOST

@@ -254,14 +254,25 @@ def _promotion_lines(
     if isinstance(applied, NotWrittenFailure):
         return [f"The rows were NOT written: {applied}"]
     if applied is not None:
-        count, place = len(applied.data["rows"]), applied.data["place"]
-        return [written(applied.data["changed"], count, place)] if count else []
+        return _applied_lines(applied.data)
     count = sum(bool(b["promotion"]) and b["promotion"]["decision"] == "promote" for b in summary["buckets"])
     if not count:
         return []
     table = ("--table", request.defaults or "PATH") if summary["simulated"] or request.defaults else ()
     write = command(ledger, "defaults", "promote", summary["tag"], *table)
     return [f"{counted(count, 'row')} proven and not yet written; write with: {write}"]
+
+
+def _applied_lines(data: Mapping[str, Any]) -> list[RenderableType]:
+    """How many of the proven rows were written, which of them were in force already, and why others were not."""
+    from mjolnir.research.promote import left_out_lines
+
+    there, left_out = len(data["rows"]) - data["changed"], left_out_lines(data)
+    proven = len(data["rows"]) + len(left_out)
+    if not proven:
+        return []
+    already = f" ({counted(there, 'row')} in force already)" if there else ""
+    return [written(data["changed"], proven, data["place"]) + already, *left_out]
 
 
 def _where(ledger: Ledger, tag: str, exported: Path | None) -> list[str]:
@@ -290,4 +301,4 @@ def _code(result: Result, applied: Answer | NotWrittenFailure | None) -> Exit:
         return Exit.INTERRUPTED
     if result.reason in ("infrastructure", "default"):
         return Exit.FAILED
-    return Exit.NOT_WRITTEN if isinstance(applied, NotWrittenFailure) else Exit.DONE
+    return Exit.DONE if applied is None else Exit(applied.code)

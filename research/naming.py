@@ -28,8 +28,7 @@ def interval(ratio: Any) -> str:
 
 def written(changed: int, rows: int, place: str) -> str:
     """How many rows were written where."""
-    text = f"{changed} of {counted(rows, 'proven row')} written to {place}"
-    return text if changed else f"{text} ({'it is' if rows == 1 else 'they are'} in force already)"
+    return f"{changed} of {counted(rows, 'proven row')} written to {place}"
 
 
 @dataclass(frozen=True, slots=True)

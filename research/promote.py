@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mjolnir.backend.lookup import user_path
-from mjolnir.backend.table import Row, Table
-from mjolnir.research.answer import Answer, Failure, NotWrittenFailure, UsageFailure
+from mjolnir.backend.table import Row, Table, packaged_path, user_path
+from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import resolve
+from mjolnir.research.answer import Answer, Exit, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.checkout import TABLE_PATH, Change, Checkout
 from mjolnir.research.naming import Names, interval, written
-from mjolnir.research.rows import proven
+from mjolnir.research.plain import plain
+from mjolnir.research.rows import LeftOut, Proven, proven
 
 Record = Mapping[str, Any]
 
 REPLAY_REFUSED = "rows from a replay go only into a scratch table; name one with {option} PATH"
 
 
-def promote(tag: str, records: Sequence[Record], table: Path | None = None, start: Path | None = None) -> Answer:
-    """Write the rows that `tag` proved.
+def promote(
+    tag: str,
+    records: Sequence[Record],
+    table: Path | None = None,
+    start: Path | None = None,
+    *,
+    replace: bool = False,
+) -> Answer:
+    """Write the rows that `tag` proved, and say of each of them what became of it.
 
     Args:
         tag: the campaign.
         records: its records.
         table: a scratch table; None = the checkout that holds `start`, else the user's table.
         start: where to look for a checkout; None = the current folder.
+        replace: replace also rows in force that the campaign was not compared with.
 
     Raises:
         UsageFailure: a replayed tag without a scratch table.
@@ -36,18 +47,73 @@ def promote(tag: str, records: Sequence[Record], table: Path | None = None, star
     evidence = proven(records)
     if evidence.simulated and table is None:
         raise UsageFailure(f"{tag} is a replay: " + REPLAY_REFUSED.format(option="--table"))
-    data: dict[str, Any] = {"tag": tag, "rows": [row.as_dict() for row in evidence.rows], "commits": [], "place": None}
-    if not evidence.rows:
+    target = _Target.of(table, start or Path.cwd())
+    uncompared = [] if replace else list(_uncompared(tag, evidence, target.tables()))
+    refused = {out.row.key for out in uncompared}
+    kept = [row for row in evidence.rows if row.key not in refused]
+    new = [row for row in kept if target.table.get(row.key) != row]
+    left_out = [*evidence.demoted, *uncompared]
+    data = {
+        "tag": tag,
+        "rows": [row.as_dict() for row in kept],
+        "left_out": [out.as_dict() for out in left_out],
+        "commits": target.write(new) if new else [],
+        "place": str(target.place) if kept or left_out else None,
+        "changed": len(new),
+    }
+    if not kept and not left_out:
         return Answer(data, f"{tag} proved no row: nothing to write")
-    if table is not None:
-        changed, place = write_rows(table, evidence.rows), str(table)
-    elif checkout := Checkout.find(start or Path.cwd()):
-        data["commits"] = commit_rows(checkout, evidence.rows)
-        changed, place = len(data["commits"]), str(checkout.root / TABLE_PATH)
-    else:
-        changed, place = write_rows(user_path(), evidence.rows), str(user_path())
-    data |= {"place": place, "changed": changed}
-    return Answer(data, _text(evidence.rows, changed, place, data["commits"]))
+    return Answer(data, _text(kept, new, left_out, data), Exit.NOT_WRITTEN if uncompared else Exit.DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where rows are written: the table of a checkout, or a file, below which the packaged table is in force."""
+
+    place: Path
+    table: Table
+    checkout: Checkout | None = None
+
+    @classmethod
+    def of(cls, table: Path | None, start: Path) -> _Target:
+        """A scratch table, else the table of the checkout that holds `start`, else the user's."""
+        if table is None and (checkout := Checkout.find(start)):
+            try:
+                found = Table.parse(checkout.read(TABLE_PATH), TABLE_PATH)
+            except Failure as error:
+                raise NotWrittenFailure(str(error)) from error
+            return cls(checkout.root / TABLE_PATH, found, checkout)
+        path = table or user_path()
+        return cls(path, Table.read(path, missing_ok=True))
+
+    def tables(self) -> list[Table]:
+        """What is in force, the first first."""
+        return [self.table] if self.checkout else [self.table, Table.read(packaged_path())]
+
+    def write(self, rows: Sequence[Row]) -> list[str]:
+        """Write rows that differ from the table's; returns the commits that were made."""
+        if self.checkout:
+            return commit_rows(self.checkout, rows)
+        _write(self.place, self.table, rows)
+        return []
+
+
+def _uncompared(tag: str, evidence: Proven, tables: Sequence[Table]) -> Iterator[LeftOut]:
+    """The rows that would take the place of one that the campaign was not compared with."""
+    for row in evidence.rows:
+        there = next((found for table in tables if (found := table.get(row.key))), None)
+        compared = [Setting(), row.setting]
+        if incumbent := evidence.incumbents.get(row.key.batch):
+            compared.append(incumbent)
+        resolved = [resolve(setting, row.key.geometry, row.key.hardware) for setting in compared]
+        if there and resolve(there.setting, row.key.geometry, row.key.hardware) not in resolved:
+            names = Names(row.key.geometry, row.key.hardware)
+            old = f"{names(there.setting)}, of {there.certificate.get('tag')}"
+            yield LeftOut(
+                row,
+                f"{tag} was not compared with the row in force ({old}); a new campaign with that table in force would "
+                f"be, and `defaults promote {tag} --replace` replaces it all the same",
+            )
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> int:
@@ -56,7 +122,10 @@ def write_rows(path: Path, rows: Sequence[Row]) -> int:
     Raises:
         NotWrittenFailure: the file is malformed, or cannot be written.
     """
-    old = Table.read(path, missing_ok=True)
+    return _write(path, Table.read(path, missing_ok=True), rows)
+
+
+def _write(path: Path, old: Table, rows: Sequence[Row]) -> int:
     try:
         new = old
         for row in rows:
@@ -137,10 +206,16 @@ def message(row: Row) -> str:
     return "\n".join([subject, "", f"Serves {key}.", "", *trailers, ""])
 
 
-def _text(rows: Sequence[Row], changed: int, place: str, commits: Sequence[str]) -> str:
-    lines = [written(changed, len(rows), place)]
-    lines += [
-        f"  batch up to {row.key.batch}: {Names(row.key.geometry, row.key.hardware)(row.setting)}" for row in rows
-    ]
-    lines += [f"  commit {commit[:12]}" for commit in commits]
+def _text(kept: Sequence[Row], new: Sequence[Row], left_out: Sequence[LeftOut], data: Mapping[str, Any]) -> str:
+    lines = [written(len(new), len(kept) + len(left_out), data["place"])]
+    for row in kept:
+        there = "" if row in new else "   (in force already)"
+        lines.append(f"  batch up to {row.key.batch}: {Names(row.key.geometry, row.key.hardware)(row.setting)}{there}")
+    lines += [f"  {line}" for line in left_out_lines(data)]
+    lines += [f"  commit {commit[:12]}" for commit in data["commits"]]
     return "\n".join(lines)
+
+
+def left_out_lines(data: Mapping[str, Any]) -> list[str]:
+    """A line for each row that was proven and not written: why."""
+    return [f"batch up to {out['key']['batch']}: not written: {plain(out['reason'])}" for out in data["left_out"]]

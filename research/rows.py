@@ -7,9 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from mjolnir.backend.table import Row
+from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure
 
 Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that was proven and is not written, and why."""
+
+    row: Row
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Key, value and reason, as JSON holds them."""
+        return {**{name: self.row.as_dict()[name] for name in ("key", "value")}, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +32,14 @@ class Proven:
     Attributes:
         rows: one row for each key that was proven, in the order of the buckets.
         simulated: True when the campaign was replayed from a recording.
+        demoted: rows that were proven and demoted after it, in the order of the demotions.
+        incumbents: the rows in force that the campaign was compared with, by bucket.
     """
 
     rows: tuple[Row, ...]
     simulated: bool
+    demoted: tuple[LeftOut, ...]
+    incumbents: Mapping[int, Setting]
 
 
 def proven(records: Sequence[Record]) -> Proven:
@@ -35,14 +52,29 @@ def proven(records: Sequence[Record]) -> Proven:
     if not campaigns:
         raise Failure("there is no campaign of this tag in the ledger")
     last: dict[int, Mapping[str, Any]] = {}
+    demoted: dict[int, Record] = {}
     for record in records:
+        body = record["body"]
         if record["kind"] == "promotion":
-            last[record["body"]["bucket"]] = record["body"]
+            last[body["bucket"]] = body
+            demoted.pop(body["bucket"], None)
         elif record["kind"] == "demotion":
-            key = record["body"]["key"]
-            last = {bucket: body for bucket, body in last.items() if body["key"] != key}
-    rows = tuple(row_of(body) for _, body in sorted(last.items()) if body["decision"] == "promote")
-    return Proven(rows, any(bool(campaign["simulated"]) for campaign in campaigns))
+            demoted |= {bucket: record for bucket, found in last.items() if found["key"] == body["key"]}
+    wanted = {bucket: row_of(body) for bucket, body in sorted(last.items()) if body["decision"] == "promote"}
+    out = tuple(LeftOut(wanted[bucket], _demotion(record)) for bucket, record in demoted.items() if bucket in wanted)
+    incumbents = campaigns[-1].get("incumbents") or {}
+    return Proven(
+        rows=tuple(row for bucket, row in wanted.items() if bucket not in demoted),
+        simulated=any(bool(campaign["simulated"]) for campaign in campaigns),
+        demoted=out,
+        incumbents={int(bucket): Setting.from_dict(knobs) for bucket, knobs in incumbents.items()},
+    )
+
+
+def _demotion(record: Record) -> str:
+    """Why a demoted row is passed over: a demotion is of the evidence, and so of the row in every table."""
+    when = f"{record['time'][:16]}Z" if record.get("time") else "since"
+    return f"demoted {when} ({record['body'].get('reason') or 'no reason given'}); only a new proof brings it back"
 
 
 def _condensed(certificate: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,9 @@ def explain(
 def promote(
     tag: Annotated[str, typer.Argument(help="The campaign whose proven rows are written.")],
     table: options.Table = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace also rows in force that the campaign was not compared with.")
+    ] = False,
     ledger: options.Ledger = None,
     as_json: Json = False,
 ) -> None:
@@ -107,7 +110,7 @@ def promote(
 
         with ledgers.open(ledger) as opened:
             records = [as_mapping(record) for record in opened.records(find(opened, tag).tag)]
-        return twin.promote(tag, records, table)
+        return twin.promote(tag, records, table, replace=replace)
 
     answer(work, as_json)
 

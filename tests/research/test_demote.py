@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,14 @@ from mjolnir.research.promote import commit_rows, write_rows
 from tests.research.conftest import git, make_row
 from tests.research.test_checkout import opened
 from tests.research.test_cli import call
-from tests.research.test_promote import promotion
+from tests.research.test_promote import campaign, promotion
 
 
 @pytest.fixture
 def proven(tmp_path: Path) -> Path:
     """A ledger whose campaign proved two rows."""
     with ledgers.open(tmp_path / "ledger", git="off") as ledger, ledger.writer("live", {}) as writer:
-        writer.append("campaign", {"simulated": False})
+        writer.append("campaign", campaign())
         writer.append("promotion", promotion(8))
         writer.append("promotion", promotion(32))
     return tmp_path / "ledger"
@@ -74,7 +75,12 @@ def test_what_was_demoted_is_not_promoted_again(proven, tmp_path):
     assert [row.key.batch for row in Table.read(table).rows] == [32]
     code, out, _ = call("defaults", "promote", "live", "--table", table, "--ledger", proven)
     assert code == 0
-    assert "0 of 1 proven row " in out
+    assert "0 of 2 proven rows " in out
+    assert re.search(r"batch up to 8: not written: demoted \S+Z \(no reason given\)", out)
+    elsewhere = json.loads(
+        call("defaults", "promote", "live", "--table", tmp_path / "b", "--ledger", proven, "--json")[1]
+    )
+    assert (elsewhere["changed"], [out["key"]["batch"] for out in elsewhere["left_out"]]) == (1, [8])
     with ledgers.open(proven, git="off") as ledger, ledger.writer("live", {}) as writer:
         writer.append("promotion", promotion(8, kv_stages=5))
     assert call("defaults", "promote", "live", "--table", table, "--ledger", proven)[0] == 0

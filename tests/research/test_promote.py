@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mjolnir import ledger as ledgers
-from mjolnir.backend.table import Table
+from mjolnir.backend.table import Table, packaged_path
+from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure, NotWrittenFailure
 from mjolnir.research.promote import write_rows
@@ -25,6 +26,13 @@ def promotion(batch: int = 8, decision: str = "promote", **knobs: int) -> dict[s
     return {"bucket": batch, "setting": row.setting.as_dict(), "decision": decision, "reason": "", **values}
 
 
+def campaign(simulated: bool = False) -> dict[str, Any]:
+    """The body of a campaign that was compared with the packaged rows."""
+    rows = Table.read(packaged_path()).rows
+    incumbents = {str(row.key.batch): row.setting.as_dict() for row in rows if row.key.geometry == Geometry(32, 8)}
+    return {"simulated": simulated, "incumbents": incumbents}
+
+
 @pytest.fixture
 def live(tmp_path: Path) -> Callable[..., Path]:
     """Makes a ledger with a campaign on a GPU and the given promotions."""
@@ -32,7 +40,7 @@ def live(tmp_path: Path) -> Callable[..., Path]:
     def make(*promotions: dict[str, Any], simulated: bool = False) -> Path:
         folder = tmp_path / "ledger"
         with ledgers.open(folder, git="off") as ledger, ledger.writer("live", {}) as writer:
-            writer.append("campaign", {"simulated": simulated})
+            writer.append("campaign", campaign(simulated))
             for body in promotions:
                 writer.append("promotion", body)
         return folder
@@ -94,6 +102,31 @@ def test_a_tag_that_proved_nothing_writes_nothing(live, checkout, monkeypatch):
     assert code == 0
     assert "proved no row" in out
     assert git(checkout, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_a_row_that_the_campaign_was_not_compared_with_stays_unless_it_is_said(live, tmp_path):
+    table = tmp_path / "table.json"
+    write_rows(table, [make_row(8, kv_stages=3)])
+    folder = live(promotion(8), promotion(32))
+    wanted = ("defaults", "promote", "live", "--table", table, "--ledger", folder)
+    code, out, _ = call(*wanted, "--json")
+    data = json.loads(out)
+    assert (code, data["changed"], [out["key"]["batch"] for out in data["left_out"]]) == (4, 1, [8])
+    assert [row.setting.kv_stages for row in Table.read(table).rows] == [3, 4]
+    code, out, _ = call(*wanted)
+    assert "batch up to 32: kv_stages=4   (in force already)" in out
+    assert "batch up to 8: not written: live was not compared with the row in force (kv_stages=3, of live)" in out
+    assert call(*wanted, "--replace")[0] == 0
+    assert [row.setting.kv_stages for row in Table.read(table).rows] == [4, 4]
+
+
+def test_a_packaged_row_is_not_shadowed_by_one_that_was_not_compared_with_it(tmp_path):
+    with ledgers.open(tmp_path, git="off") as ledger, ledger.writer("live", {}) as writer:
+        writer.append("campaign", {"simulated": False, "incumbents": {}})
+        writer.append("promotion", promotion(8))
+    code, out, _ = call("defaults", "promote", "live", "--table", tmp_path / "table.json", "--ledger", tmp_path)
+    assert (code, "live was not compared with the row in force" in out) == (4, True)
+    assert not (tmp_path / "table.json").exists()
 
 
 def test_the_last_decision_on_a_bucket_counts(live):

@@ -52,7 +52,7 @@ def promote(
     refused = {out.row.key for out in uncompared}
     kept = [row for row in evidence.rows if row.key not in refused]
     new = [row for row in kept if target.table.get(row.key) != row]
-    left_out = [*evidence.demoted, *uncompared]
+    left_out = [*evidence.left_out, *uncompared]
     data = {
         "tag": tag,
         "rows": [row.as_dict() for row in kept],

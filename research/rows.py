@@ -9,6 +9,7 @@ from typing import Any
 from mjolnir.backend.table import Row
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure
+from mjolnir.tuner import uneven
 
 Record = Mapping[str, Any]
 
@@ -32,18 +33,18 @@ class Proven:
     Attributes:
         rows: one row for each key that was proven, in the order of the buckets.
         simulated: True when the campaign was replayed from a recording.
-        demoted: rows that were proven and demoted after it, in the order of the demotions.
+        left_out: rows that were proven and are not written: demoted after it, or slow where lengths are uneven.
         incumbents: the rows in force that the campaign was compared with, by bucket.
     """
 
     rows: tuple[Row, ...]
     simulated: bool
-    demoted: tuple[LeftOut, ...]
+    left_out: tuple[LeftOut, ...]
     incumbents: Mapping[int, Setting]
 
 
 def proven(records: Sequence[Record]) -> Proven:
-    """The rows that the last decision on each bucket calls for, unless the row was demoted after it.
+    """The rows that the last decision on each bucket calls for, but for those that are `left_out`.
 
     Raises:
         Failure: the records hold no campaign, or a promotion record that is no valid row.
@@ -61,13 +62,26 @@ def proven(records: Sequence[Record]) -> Proven:
         elif record["kind"] == "demotion":
             demoted |= {bucket: record for bucket, found in last.items() if found["key"] == body["key"]}
     wanted = {bucket: row_of(body) for bucket, body in sorted(last.items()) if body["decision"] == "promote"}
-    out = tuple(LeftOut(wanted[bucket], _demotion(record)) for bucket, record in demoted.items() if bucket in wanted)
+    reasons = {bucket: reason for bucket, row in wanted.items() if (reason := _unevenness(row))}
+    reasons |= {bucket: _demotion(record) for bucket, record in demoted.items() if bucket in wanted}
     incumbents = campaigns[-1].get("incumbents") or {}
     return Proven(
-        rows=tuple(row for bucket, row in wanted.items() if bucket not in demoted),
+        rows=tuple(row for bucket, row in wanted.items() if bucket not in reasons),
         simulated=any(bool(campaign["simulated"]) for campaign in campaigns),
-        demoted=out,
+        left_out=tuple(LeftOut(wanted[bucket], reason) for bucket, reason in reasons.items()),
         incumbents={int(bucket): Setting.from_dict(knobs) for bucket, knobs in incumbents.items()},
+    )
+
+
+def _unevenness(row: Row) -> str:
+    """Why a row does not serve a batch with one long sequence; empty where it does. Campaigns of old proved such."""
+    problem = row.setting, row.key.batch, row.key.geometry, row.key.hardware
+    if uneven.serves(*problem):
+        return ""
+    return (
+        f"max_splits={row.setting.max_splits} would cost uneven lengths too much: with one sequence of {uneven.LONG} "
+        f"tokens among others of {uneven.SHORT}, the longest run of a CTA is {uneven.stretch(*problem):.1f} times as "
+        "long as without the limit"
     )
 
 

@@ -38,12 +38,12 @@ def forget() -> None:
 
 
 def agree(mine: Defaults, gather: Gather) -> Defaults:
-    """These defaults, where all ranks have the same rows; else none, so that all use the built-in default."""
+    """These defaults, where all ranks have the same rows; else none, so that all use the built-in rule."""
     digests = gather(digest(mine))
     if len(set(digests)) == 1:
         return mine
     log.warning(
-        "the ranks of this tensor-parallel group have different defaults tables (%s): all use the built-in default; "
+        "the ranks of this tensor-parallel group have different defaults tables (%s): all use the built-in rule; "
         "give them the same files",
         ", ".join(f"rank {rank}: {value[:12]}" for rank, value in enumerate(digests)),
     )

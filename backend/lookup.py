@@ -1,6 +1,6 @@
 """From a device, a geometry and a batch to the knobs that serve it, with every step that led there.
 
-Order: environment variable, user table, packaged table, built-in default. Within a table: the exact key; the nearest
+Order: environment variable, user table, packaged table, built-in rule. Within a table: the exact key; the nearest
 batch bucket at most a factor of two away, the larger first; a similar problem. All files are read in `Defaults.load`;
 a lookup does no I/O and takes no lock.
 """
@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 from mjolnir.kernel.variant import infeasible
 
 log = logging.getLogger(__name__)
 
 EXACT, NEIGHBOUR, SIMILAR = "exact key", "nearest bucket", "similar problem"
-BUILT_IN, ENVIRONMENT = "built-in default", "environment"
+BUILT_IN, ENVIRONMENT = "built-in rule", "environment"
+
+Rule = Callable[[Geometry, Device, int], Setting]
 
 NOTHING: Sequence[Row | None] = (None,)
 
@@ -69,7 +72,7 @@ class Resolution:
         key: what was asked for.
         engine, setting: what runs.
         sources: where each knob's value came from, by knob name.
-        row: the table row underneath, or None for the built-in default.
+        row: the table row underneath, or None for the built-in rule.
         stale: whether the row was measured with other kernel sources.
         steps: every step, in order.
     """
@@ -104,12 +107,14 @@ class Defaults:
         overrides: knobs from the environment.
         kernel_hash: the hash of the kernel sources in use; empty where staleness is of no interest.
         counts: how often each step was taken, by "source: rule: outcome".
+        rule: what serves a batch where no table has a row.
     """
 
     tables: tuple[Table, ...]
     overrides: Overrides = field(default_factory=Overrides)
     kernel_hash: str = ""
     counts: Counter[str] = field(default_factory=Counter, compare=False)
+    rule: Rule = built_in
     _known: dict[tuple[Device, Geometry, Placement, int], Resolution] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -151,16 +156,14 @@ class Defaults:
         return known
 
     def incumbent(self, device: Device, geometry: Geometry, placement: Placement, batch: int) -> Row | None:
-        """The row in force for exactly this key, environment left out; None where the built-in default is."""
+        """The row in force for exactly this key, environment left out; None where the built-in rule is."""
         key = Key.of(device, geometry, placement, batch)
         return next((row for table in self.tables if (row := table.get(key))), None)
 
     def _resolve(self, key: Key, device: Device, geometry: Geometry) -> Resolution:
         steps: list[Step] = []
         row = self._find(key, device, geometry, steps)
-        base, source = (row.setting, steps[-1].source) if row else (Setting(), BUILT_IN)
-        if row is None:
-            steps.append(Step(BUILT_IN, BUILT_IN, "serves", f"no table has a row for this; {base}"))
+        base, source = (row.setting, steps[-1].source) if row else self._by_rule(key, device, geometry, steps)
         setting = self.overrides.apply(base)
         sources = {name: self.overrides.source(name) or source for name in setting.as_dict()}
         steps.append(self._override_step(setting.changed(base)))
@@ -173,6 +176,16 @@ class Defaults:
         stale = bool(row and self.kernel_hash and row.kernel_hash != self.kernel_hash)
         self._log(key, steps, row if stale else None)
         return Resolution(key, engine.name, setting, sources, row, stale, tuple(steps))
+
+    def _by_rule(self, key: Key, device: Device, geometry: Geometry, steps: list[Step]) -> tuple[Setting, str]:
+        """What serves without a row: the rule, or every knob's own default where the environment does not fit it."""
+        said = self.rule(geometry, device, key.batch)
+        reason = infeasible(self.overrides.apply(said), geometry, device)
+        if reason:
+            steps.append(Step(BUILT_IN, BUILT_IN, "does not fit", f"{said} with {self.overrides}: {reason}"))
+            said = Setting()
+        steps.append(Step(BUILT_IN, BUILT_IN, "serves", f"no table has a row for this; {said}"))
+        return said, BUILT_IN
 
     def _find(self, key: Key, device: Device, geometry: Geometry, steps: list[Step]) -> Row | None:
         for table in self.tables:
@@ -208,6 +221,11 @@ class Defaults:
         if text not in self._logged:
             self._logged.add(text)
             log.log(level, "%s", text)
+
+
+def knob_defaults(geometry: Geometry, device: Device, batch: int) -> Setting:
+    """The rule that every knob has its own default, whatever is launched."""
+    return Setting()
 
 
 def _candidates(table: Table, key: Key) -> Iterator[tuple[str, Row | None]]:

@@ -1,6 +1,6 @@
 """From the defaults table to the knobs of each batch size, at start-up; and the launchers that run them.
 
-A row is used while it works: one whose kernel does not compile is dropped for the built-in default with one line in the
+A row is used while it works: one whose kernel does not compile is dropped for the built-in rule with one line in the
 log. Knobs from the environment are never dropped.
 """
 
@@ -15,9 +15,10 @@ import torch
 
 from mjolnir.backend.eligibility import step_of
 from mjolnir.backend.key import bucket_of
-from mjolnir.backend.lookup import Defaults, Resolution
+from mjolnir.backend.lookup import BUILT_IN, Defaults, Resolution, knob_defaults
 from mjolnir.backend.query import UnfusedQuery, native
 from mjolnir.kernel.cache import CompileError
+from mjolnir.kernel.rule import built_in
 
 if TYPE_CHECKING:
     from mjolnir.backend.launcher import Launcher, Maker
@@ -92,7 +93,7 @@ class Launchers:
             How many settings there are.
 
         Raises:
-            RuntimeError: the built-in default, or what the environment asks for, does not compile.
+            RuntimeError: what the built-in rule says, or what the environment asks for, does not compile.
         """
         lengths, kinds = tuple(q_lens), tuple(causal)
         settings = set()
@@ -161,17 +162,23 @@ class Launchers:
         try:
             self._maker.compile(geometry, found.setting, found.engine)
         except CompileError as error:
-            if found.row is None:
+            other = self._instead(found, q_len, causal)
+            if other is None:
                 raise RuntimeError(
                     f"Mjolnir's kernel for {found.key} ({found.engine}: {found.setting}) cannot be used: {error}; "
                     f"MJOLNIR_ATTN_DISABLE=1 serves without it"
                 ) from error
-            log.warning("%s: the row for %s cannot be used: %s", found.key, found.row.key, error)
-            problem = self.problem
-            bare = Defaults((), self._defaults.overrides)
-            default = bare.lookup(problem.device, problem.at(q_len, causal), problem.placement, found.key.batch)
-            return self._compile(default, q_len, causal)
+            source = f"the row for {found.row.key}" if found.row else f"the {BUILT_IN} ({found.setting})"
+            log.warning("%s: %s cannot be used: %s", found.key, source, error)
+            return self._compile(other, q_len, causal)
         return found
+
+    def _instead(self, found: Resolution, q_len: int, causal: bool) -> Resolution | None:
+        """What serves where this does not compile: instead of a row the rule, instead of that the knobs' defaults."""
+        problem, rule = self.problem, built_in if found.row else knob_defaults
+        bare = Defaults((), self._defaults.overrides, rule=rule)
+        other = bare.lookup(problem.device, problem.at(q_len, causal), problem.placement, found.key.batch)
+        return other if found.row or other.setting != found.setting else None
 
     @staticmethod
     def _name(found: Resolution, q_len: int, causal: bool) -> tuple[object, ...]:

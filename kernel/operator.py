@@ -4,7 +4,7 @@ It is the custom operator `mjolnir::decode`, so `torch.compile(fullgraph=True)` 
 CUDA graph after one call of the same shapes outside (that call compiles; graphs captured on one stream share buffers
 and must not be replayed at the same time).
 Each call makes a plan. A model with many layers does better with `mjolnir.kernel.runner.Runner`, which plans once a
-step, and with the settings that `mjolnir.backend` finds for its device; here the built-in default is used unless a
+step, and with the settings that `mjolnir.backend` finds for its device; here the built-in rule is used unless a
 setting is given.
 """
 
@@ -22,12 +22,12 @@ from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.geometry import PAGE_SIZES, Geometry
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.layouts import LAYOUTS, layout_of, views
+from mjolnir.kernel.rule import built_in
 from mjolnir.kernel.runners import Key, Runners
 
 MAX_RUNNERS = 64
 """Runners kept; beyond, the one that was not used for the longest time goes, unless a graph was captured with it."""
 
-DEFAULT = Setting()
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -183,8 +183,8 @@ def _plan_and_run(
     else:
         k_cache, v_cache = kv_cache
         geometry = _told_apart(k_cache, query, rest)
-    setting = DEFAULT if knobs is None else Setting(*knobs)
     bucket = 1 << max(seq_lens.shape[0] - 1, 0).bit_length()
+    setting = built_in(geometry, device, bucket) if knobs is None else Setting(*knobs)
     optional = lse is not None, q_mul is not None, o_mul is not None
     runner = RUNNERS.get(Key(geometry, setting, query.device, _stream(query.device), bucket, *optional), device)
     width = block_table.shape[-1] if block_table.dim() else 0

@@ -87,9 +87,7 @@ def _view(data: dict[str, Any]) -> RenderableType:
         for name, spent in data["alpha"].items()
         if spent
     ]
-    head: list[RenderableType] = (
-        [view, ""] if data["rows"] else ["no rows; everything is served by the built-in default"]
-    )
+    head: list[RenderableType] = [view, ""] if data["rows"] else ["no rows; everything is served by the built-in rule"]
     return Group(*head, *notes, *data["problems"])
 
 

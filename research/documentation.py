@@ -12,7 +12,7 @@ from mjolnir.backend.overrides import variable
 from mjolnir.backend.settings import Settings
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
-from mjolnir.research.bench import knobs_markdown, markdown, vllm_markdown
+from mjolnir.research.bench import knobs_markdown, markdown, rule_markdown, vllm_markdown
 
 RESULTS = Path("research", "bench", "results")
 KERNEL_RESULTS = RESULTS / "kernel-main-h200.json"
@@ -20,6 +20,7 @@ PEERS_RESULTS = "kernel-peers-*.json"
 VLLM_RESULTS = "vllm-h200.json"
 VERIFIED_RESULTS = "verify-vllm-h200.json"
 KNOB_RESULTS = "knobs-*.json"
+RULE_RESULTS = "rule-*.json"
 TABLE = Path("backend", "defaults.json")
 SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
 """The geometry whose points the README shows one by one."""
@@ -56,9 +57,13 @@ def vllm_tables(root: Path) -> str:
 
 
 def worth_table(root: Path) -> str:
-    """What each knob is worth on every card of which there are results."""
-    paths = sorted((root / RESULTS).glob(KNOB_RESULTS))
-    parts = [knobs_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
+    """What each knob is worth, and what the built-in rule costs, on every card of which there are results."""
+    pages = ((KNOB_RESULTS, knobs_markdown.page), (RULE_RESULTS, rule_markdown.page))
+    parts = [
+        page(json.loads(path.read_text("utf-8")))
+        for pattern, page in pages
+        for path in sorted((root / RESULTS).glob(pattern))
+    ]
     return "\n".join(parts) or "No results of a recording are committed yet.\n"
 
 

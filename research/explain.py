@@ -72,7 +72,7 @@ def show(defaults: Defaults) -> Answer:
     }
     count = sum(len(table.rows) for table in defaults.tables)
     notes = [f"{table.name}: {problem}" for table in defaults.tables for problem in table.problems]
-    head = view if count else "no rows; everything is served by the built-in default"
+    head = view if count else "no rows; everything is served by the built-in rule"
     return Answer(data, Group(head, f"built-in default: {Setting()}", *notes))
 
 

@@ -1,9 +1,9 @@
 """What a campaign tries first: what was good for problems near its own, on this device or on others.
 
-Rows of the tables in force come first, then the best settings of other campaigns in the ledger. A problem is near when
-it has the same GQA ratio, head size, query length and formats. Of near rows and trials those of the same architecture
-come first, then those whose batch x KV heads is nearest. Trials of a replay count for replays alone, and those of a
-GPU for campaigns on one.
+What the built-in rule says of each bucket comes first, then rows of the tables in force, then the best settings of
+other campaigns in the ledger. A problem is near when it has the same GQA ratio, head size, query length and formats.
+Of near rows and trials those of the same architecture come first, then those whose batch x KV heads is nearest. Trials
+of a replay count for replays alone, and those of a GPU for campaigns on one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 from mjolnir.kernel.variant import infeasible, resolve
 from mjolnir.tuner.earlier import as_of_now
 from mjolnir.tuner.workload import Workload
@@ -44,9 +45,11 @@ class Near:
 
 def near_settings(bench: Bench, defaults: Defaults, ledger: Ledger, tag: str) -> tuple[Setting, ...]:
     """The settings to try first, nearest first, each once; all of them can run here."""
+    rule = [built_in(bench.geometry, bench.device, bucket) for bucket in bench.workload.buckets]
     tables = [near for bucket in bench.workload.buckets for near in _of_tables(bench, defaults, bucket)]
     trials = list(_of_ledger(bench, ledger, tag))
-    ordered = [near.setting for source in (tables, trials) for near in sorted(source, key=lambda n: n.distance)]
+    nearest = [near.setting for source in (tables, trials) for near in sorted(source, key=lambda n: n.distance)]
+    ordered = [*rule, *nearest]
     known = bench.settings()
     now = (as_of_now(setting, bench.geometry, bench.device) for setting in ordered)
     fits = (

@@ -43,7 +43,7 @@ def live(folders: Sequence[Path], against: Path | None, out: Path | None = None)
     """
     if against is not None and len(folders) > 1:
         raise UsageFailure("--against goes with one run")
-    loaded = {folder.name: _load(folder) for folder in folders}
+    loaded = {folder.name: load(folder) for folder in folders}
     figures = _rates([found for _, found in loaded.values()])
     rows = [row for records, _ in loaded.values() for row in live_rows.rows(records)]
     data: Facts = {"schema": SCHEMA, "bench": "live", "runs": {name: found for name, (_, found) in loaded.items()}}
@@ -51,7 +51,7 @@ def live(folders: Sequence[Path], against: Path | None, out: Path | None = None)
         figures |= live_rows.figures(rows)
         data["rows"] = rows
     if against is not None:
-        (records, found), (before, other) = loaded[folders[0].name], _load(against)
+        (records, found), (before, other) = loaded[folders[0].name], load(against)
         _require_alike(records, before, folders[0], against)
         winners = compare(before, records)
         figures["speed_up"] = round(found["trials_per_minute"] / other["trials_per_minute"], 3)
@@ -89,7 +89,12 @@ def compare(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
     return found
 
 
-def _load(folder: Path) -> tuple[list[Mapping[str, Any]], Facts]:
+def load(folder: Path) -> tuple[list[Mapping[str, Any]], Facts]:
+    """The records of an exported run on a GPU, as the tuner wrote them, and what they say of the device.
+
+    Raises:
+        Failure: there is none, or one of a replay.
+    """
     try:
         lines = (folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
         records = [_record(json.loads(line)) for line in lines]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Placement
-from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.bench import rows as files
 from mjolnir.research.bench import table
@@ -195,13 +195,14 @@ def _served(place: Spot, options: Options, bench: Bench, not_run: dict[str, str]
     """`mjolnir` and `mjolnir-default` in the chain in which they are served."""
     name = f"mjolnir {place} {CHAIN}"
     try:
+        rule = built_in(place.geometry, bench.device, place.batch)
         choice = bench.tuned.choice(place, Placement(), CHAIN)
         served = bench.served(place)
         if options.tune and choice.origin != "file":
-            first = [choice.setting, Setting()]
+            first = [choice.setting, rule]
             best = search(first, place.geometry, bench.device, served.quick, options.tune)
             choice = Choice(best, "search") if best else choice
-        settings = {"mjolnir": choice, "mjolnir-default": Choice(Setting(), "built-in default")}
+        settings = {"mjolnir": choice, "mjolnir-default": Choice(rule, "built-in rule")}
         samples = served.samples([one.setting for one in settings.values()], options.repeats)
         dirty = {"dirty": served.window["dirty"]} if served.window.get("dirty") else {}
         made: list[files.Row] = []

@@ -1,15 +1,12 @@
-"""`mjolnir bench rule`: a rule for the built-in default, fitted on recorded times, and what it would cost and save.
+"""`mjolnir bench rule`: the numbers of the built-in rule (`kernel.rule`), fitted on times, and what it costs and saves.
 
-A launch is an amount of items, one for each sequence, KV head and row block. Where there is at most one item for each
-SM, every item is split, and one CTA of eight warps on each SM streams fastest; where there are more, two CTAs of four
-warps hide each other's ends. Few stages suffice for the latter, one more where pages are short or the query has many
-rows. Splits are left to the planner and PDL to the campaign: in the chain in which the kernel is served it gains
-nothing beyond the noise at any point of the recording.
-
-The rule is held against the fastest setting that is on record at each place: in a recording of the whole grid, and
-among the dozen that `mjolnir bench kernel` tried at each of its spots. Times of the latter are those of launches behind
-one another, mostly with PDL; a setting that was tried with PDL alone is taken with it, and the default as it was tried.
+The rule is held against the fastest setting that is on record at each place: in a recording of the whole grid, in the
+trials of campaigns on a GPU (a place is a bucket of a campaign), and among the dozen that `mjolnir bench kernel` tried
+at each of its spots. Times of the latter are those of launches behind one another, mostly with PDL; a setting that was
+tried with PDL alone is taken with it, and `Setting()` as it was tried. A split limit counts as none where the plans are
+the same, and where uneven lengths would pay for it its times are left out, as no table holds it.
 `held_out` is the geometric mean for a group when the numbers of the rule are chosen by the other groups alone.
+`default_regret` is that of `Setting()`, which all ratios of the tuner are relative to.
 """
 
 from __future__ import annotations
@@ -18,62 +15,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 import numpy as np
 
 from mjolnir.kernel.device import Device
-from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.kernel.variant import infeasible, resolve
-from mjolnir.research.answer import Answer
+from mjolnir.kernel.rule import BUILT_IN, Rule
+from mjolnir.kernel.variant import Variant, resolve
+from mjolnir.research.answer import Answer, Failure
 from mjolnir.research.bench.knobs import Grid
+from mjolnir.research.bench.live import load
 from mjolnir.research.bench.points import parse
 from mjolnir.research.bench.replay import SCHEMA, written
 from mjolnir.research.bench.rows import GRAPH, HEAD_MAJOR
+from mjolnir.research.summary import bodies
+from mjolnir.tuner import uneven
+from mjolnir.tuner.bench import Status
+from mjolnir.tuner.gpu.plans import plan_digests
 from mjolnir.tuner.recording import Recording
+from mjolnir.tuner.workload import Workload
 
-WIDE = 8
-"""Computing warps of the only CTA of an SM."""
-
-FEW_ROWS = 8
-"""Query rows up to which a tile's work hides behind its load with two stages."""
-
-LONG_PAGE = 64
-"""Tokens of a page that holds a whole tile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The numbers of the rule.
-
-    Attributes:
-        full: items for each SM up to which one CTA has it for itself.
-        alone: stages of such a CTA.
-        shared: stages of each of two.
-        more: stages of each of two where pages are short or rows are many.
-    """
-
-    full: float = 1.0
-    alone: int = 4
-    shared: int = 2
-    more: int = 3
-
-    def setting(self, geometry: Geometry, device: Device, batch: int) -> Setting:
-        """The setting for a batch; the built-in default where what the rule says does not fit."""
-        items = batch * geometry.heads_kv * engine_for(geometry, device.arch, warps=WIDE).blocks
-        wide = Setting(1, self.alone, WIDE)
-        if items <= self.full * device.sm_count and not infeasible(wide, geometry, device):
-            return resolve(wide, geometry, device)
-        many = geometry.rows > FEW_ROWS or geometry.page_size < LONG_PAGE
-        two = Setting(2, self.more if many else self.shared)
-        return resolve(Setting() if infeasible(two, geometry, device) else two, geometry, device)
-
-
-RULES = tuple(Rule(full, 4, shared, more) for full, shared, more in product((0.25, 0.5, 1.0, 2.0, 4.0), (2, 3), (2, 3)))
+RULES = tuple(
+    Rule(full=full, few=few, shared=shared, more=more)
+    for full, few, shared, more in product((0.25, 0.5, 1.0, 2.0, 4.0), (0.0, 0.0625, 0.125, 0.25), (2, 3), (2, 3))
+)
 """What is chosen among."""
+
+
+SUMMARY = ("places", "rule", "rule_worst", "held_out", "default", "default_worst")
+"""What is said of a group."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +97,30 @@ def of_results(results: Mapping[str, Any], device: Device) -> Iterator[Place]:
         yield Place(f"kernel {geometry}", row["lengths"], geometry, len(parse(row["lengths"])), times)
 
 
+def of_run(records: Sequence[Mapping[str, Any]]) -> Iterator[Place]:
+    """The buckets of a campaign; times are ratios to `Setting()`, medians over the trials of a setting."""
+    campaign = bodies(records, "campaign")[-1]
+    geometry, workload = Geometry.from_dict(campaign["geometry"]), Workload.from_dict(campaign["workload"])
+    device = Device(**campaign["device"])
+    measured = [body for body in bodies(records, "trial") if body["status"] == Status.MEASURED]
+    for bucket in workload.buckets:
+        ratios: dict[Setting, list[float]] = {}
+        for body in measured:
+            setting = _unlimited(Setting.from_dict(body["resolved"]), workload, bucket, geometry, device)
+            if uneven.serves(setting, bucket, geometry, device):
+                ratios.setdefault(setting, []).append(body["ratios"][str(bucket)])
+        times = {setting: median(values) for setting, values in ratios.items()}
+        yield Place(f"campaign {geometry}", f"batch {bucket}", geometry, bucket, times)
+
+
+def _unlimited(setting: Setting, workload: Workload, bucket: int, geometry: Geometry, device: Device) -> Setting:
+    """The setting without its split limit, where it has one that changes no plan of the bucket, nor the binary."""
+    free = replace(setting, max_splits=0)
+    plans = [plan_digests(each, workload, geometry, device) for each in (setting, free)]
+    same = all(plans[0][point] == plans[1][point] for point in workload.of_bucket(bucket))
+    return free if same and Variant.of(free, geometry, device) == Variant.of(setting, geometry, device) else setting
+
+
 def _setting(way: str) -> Setting:
     """The inverse of how the bench names a setting."""
     parts = () if way == "default" else (part.split("=") for part in way.split())
@@ -142,10 +139,21 @@ def fitted(places: Sequence[Place], device: Device) -> Rule:
     return RULES[int(np.log(known).mean(axis=1).argmin())]
 
 
-def rule(source: Recording, results: Mapping[str, Any], out: Path | None = None) -> Answer:
-    """Fit the rule, hold it against the best on record and the built-in default, and write it to `out` if given."""
+def rule(source: Recording, results: Mapping[str, Any], runs: Sequence[Path] = (), out: Path | None = None) -> Answer:
+    """Fit the rule, hold it against the best on record and `Setting()`, and write it to `out` if given.
+
+    Args:
+        source: of the whole grid.
+        results: of `mjolnir bench kernel`.
+        runs: folders of exported campaigns on a GPU.
+        out: the file.
+
+    Raises:
+        Failure: a folder that holds no run on a GPU, or one of another kernel or device than the recording's.
+    """
     device = source.device
-    places = [*of_recording(source), *of_results(results, device)]
+    campaigns = [place for folder in runs for place in of_run(_records(folder, device))]
+    places = [*of_recording(source), *campaigns, *of_results(results, device)]
     best = fitted(places, device)
     rows = [_row(best, place, device) for place in places]
     groups = list(dict.fromkeys(place.group for place in places))
@@ -169,12 +177,27 @@ def rule(source: Recording, results: Mapping[str, Any], out: Path | None = None)
         "taken": {
             "command": "mjolnir bench rule",
             "recording": source.name,
+            "runs": [folder.name for folder in runs],
             "how": " ".join((__doc__ or "").split("\n\n", 1)[1].split()),
         },
     }
     lines = [f"{name:24} {value:>8g}" for name, value in figures.items()]
-    lines += [f"{group}: {facts}" for group, facts in table.items()]
-    return Answer(data, "\n".join([f"rule: {best}", *lines, *written(data, out, indent=1)]))
+    in_force = "as built in" if best == BUILT_IN else f"built in is {_words(BUILT_IN)}"
+    width = max(map(len, table))
+    lines += ["", f"{'group':{width}}" + "".join(f"{name:>14}" for name in SUMMARY)]
+    lines += [f"{group:{width}}" + "".join(f"{facts[name]:14g}" for name in SUMMARY) for group, facts in table.items()]
+    return Answer(data, "\n".join([f"rule: {_words(best)} ({in_force})", *lines, *written(data, out, indent=1)]))
+
+
+def _words(found: Rule) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in asdict(found).items())
+
+
+def _records(folder: Path, device: Device) -> list[Mapping[str, Any]]:
+    records, _ = load(folder)
+    if Device(**bodies(records, "campaign")[-1]["device"]) != device:
+        raise Failure(f"{folder} is of another device than the recording, {device.name}")
+    return records
 
 
 def _row(best: Rule, place: Place, device: Device) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Which setting `mjolnir` runs with at a spot: from a file, from the defaults table, or by a short search there.
 
-The search is greedy. It begins with what the table or the built-in default would serve, tries `BINARIES`, then the two
+The search is greedy. It begins with what the table or the built-in rule would serve, tries `BINARIES`, then the two
 best of them with PDL the other way, then splits with the two best so far, then every other knob by itself. It is no
 campaign: it proves nothing, and is there so that a kernel can be compared at its best before its table rows are made.
 """
@@ -46,7 +46,7 @@ Timer = Callable[[Setting], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A setting and where it is from: "file", "table", "built-in default" or "search"."""
+    """A setting and where it is from: "file", "table", "built-in rule" or "search"."""
 
     setting: Setting
     origin: str
@@ -76,7 +76,7 @@ class Tuned:
             if key in self.chosen:
                 return Choice(self.chosen[key], "file")
         found = self.defaults.lookup(self.device, spot.geometry, placement, spot.batch)
-        return Choice(found.setting, "table" if found.row else "built-in default")
+        return Choice(found.setting, "table" if found.row else "built-in rule")
 
 
 def key_of(spot: Spot, timing: str = "graph") -> Key:

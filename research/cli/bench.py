@@ -190,17 +190,20 @@ def rule(
     results: Annotated[
         Path, typer.Option("--results", help="What `mjolnir bench kernel --tune` measured on the same card.")
     ] = Path("research/bench/results/kernel-peers-h200.json"),
+    run: Annotated[
+        list[Path] | None, typer.Option("--run", help="Folder of an exported campaign on the same card; once for each.")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """A rule for the built-in default by geometry and batch, and its regret against the best on record."""
+    """The numbers of the built-in rule by geometry and batch, and its regret against the best on record."""
 
     def work() -> Answer:
         from mjolnir.research.bench import rows
         from mjolnir.research.bench import rule as twin
         from mjolnir.research.benches import load_recording
 
-        return twin.rule(load_recording(recording), rows.read(results), out)
+        return twin.rule(load_recording(recording), rows.read(results), tuple(run or ()), out)
 
     answer(work, as_json)
 

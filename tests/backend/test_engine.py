@@ -217,6 +217,6 @@ def test_a_server_whose_knobs_do_not_fit_does_not_start(
     monkeypatch: pytest.MonkeyPatch, models: dict[str, Path]
 ) -> None:
     monkeypatch.setenv("MJOLNIR_ATTN_KV_STAGES", "12")
-    wrong = "from built-in default and MJOLNIR_ATTN_KV_STAGES, cannot run: shared memory"
+    wrong = "from built-in rule and MJOLNIR_ATTN_KV_STAGES, cannot run: shared memory"
     with pytest.raises(ValueError, match=wrong), engine(models["plain"], block_size=64):
         pass

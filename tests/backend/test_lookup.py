@@ -59,15 +59,15 @@ def test_bucket_of_one_has_a_larger_neighbour_alone() -> None:
 def test_bucket_more_than_a_factor_of_two_away_does_not_serve() -> None:
     found = look(packaged(row(32, A), row(2, B)))
     assert found.row is None
-    assert found.setting == Setting()
+    assert found.setting == Setting(1, 4, 8)
     assert path(found) == [
         ("packaged table", "exact key", "no row"),
         ("packaged table", "nearest bucket", "no row"),
         ("packaged table", "similar problem", "no row"),
-        ("built-in default", "built-in default", "serves"),
+        ("built-in rule", "built-in rule", "serves"),
         ("environment", "override", "none set"),
     ]
-    assert set(found.sources.values()) == {"built-in default"}
+    assert set(found.sources.values()) == {"built-in rule"}
 
 
 @pytest.mark.parametrize(

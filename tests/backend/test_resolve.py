@@ -20,6 +20,7 @@ from tests.backend.rows import row
 from tests.fakes.serving import WatchedMaker
 
 SMALL, LARGE = Setting(kv_stages=4), Setting(kv_stages=2, max_splits=1)
+WIDE = Setting(1, 4, 8)
 TABLE = Table("table", (row(1, SMALL), row(2, SMALL), row(8, LARGE)))
 PROBLEM = Problem(H200, Geometry(32, 8), Placement(), max_batch=12)
 
@@ -52,7 +53,7 @@ def test_precompiling_makes_no_binary_twice_and_takes_no_memory() -> None:
     assert ours.precompile((1, 2), (True, False)) == 4
     compiled = [(geometry.q_len, geometry.causal, setting) for geometry, setting, _ in maker.compiled]
     assert len(set(compiled)) == len(compiled)
-    assert {(1, True, SMALL), (1, True, LARGE), (2, True, Setting()), (2, False, Setting())} == set(compiled)
+    assert {(1, True, SMALL), (1, True, LARGE), (2, True, WIDE), (2, False, WIDE)} == set(compiled)
     assert not maker.made
     ours.ready((2,), (False,))
     assert [(made.geometry.q_len, made.geometry.causal) for made in maker.made] == [(2, False)]
@@ -62,9 +63,19 @@ def test_a_row_that_does_not_compile_is_dropped_with_one_line(caplog: pytest.Log
     ours = launchers(WatchedMaker(fails=lambda setting: setting == SMALL))
     with caplog.at_level(logging.WARNING, "mjolnir.backend.resolve"):
         found = [ours.get(batch, 1, True).setting for batch in (1, 2, 1)]  # type: ignore[attr-defined]
-    assert found == [Setting()] * 3
+    assert found == [WIDE] * 3
     assert len(caplog.messages) == 1
     assert "cannot be used: it spills" in caplog.messages[0]
+
+
+def test_what_the_rule_says_is_dropped_for_the_knobs_own_defaults(caplog: pytest.LogCaptureFixture) -> None:
+    ours = launchers(WatchedMaker(fails=lambda setting: setting in (SMALL, WIDE)))
+    with caplog.at_level(logging.WARNING, "mjolnir.backend.resolve"):
+        assert ours.get(1, 1, True).setting == Setting()  # type: ignore[attr-defined]
+    assert [f"the {what}" in line for what, line in zip(("row", "built-in rule"), caplog.messages, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_a_built_in_default_that_does_not_compile_is_an_error_with_a_way_out() -> None:
@@ -77,7 +88,7 @@ def test_overrides_stay_where_a_row_goes() -> None:
     environ = {"MJOLNIR_ATTN_L2_PREFETCH": "2"}
     maker = WatchedMaker(fails=lambda setting: setting.kv_stages == 4)
     ours = launchers(maker, environ=environ)
-    assert ours.get(1, 1, True).setting == Setting(l2_prefetch=2)  # type: ignore[attr-defined]
+    assert ours.get(1, 1, True).setting == Setting(l2_prefetch=2)  # type: ignore[attr-defined]  # the rule has 4 too
 
 
 def test_knobs_that_do_not_fit_together_name_both_sources() -> None:
@@ -92,7 +103,7 @@ def test_nothing_is_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resolve, "is_capturing", lambda: True)
     assert ours.get(1, 1, True) is ready
     assert ours.get(2, 1, True) is ready
-    with pytest.raises(RuntimeError, match=r"the kernel for NVIDIA H200.*q=3.*batch<=1 \(wgmma: .*kv_stages=0"):
+    with pytest.raises(RuntimeError, match=r"the kernel for NVIDIA H200.*q=3.*batch<=1 \(warp: .*kv_stages=4"):
         ours.get(1, 3, True)
     monkeypatch.setattr(resolve, "is_capturing", lambda: False)
     ours.precompile((3,), (True,))

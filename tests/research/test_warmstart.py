@@ -26,6 +26,9 @@ from tests.backend.rows import row
 WORKLOAD = Workload("two", (uniform(8, 4096), uniform(64, 4096)))
 GRID = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 5), "pdl": (0, 1), "max_splits": (0, 1, 4)}
 BENCH = ReplayBench(synthetic.make(values=GRID, workload=WORKLOAD))
+RULE = Setting(2, 2)
+"""What the built-in rule says of both buckets."""
+
 NEAR, FAR, OTHER = Setting(1, 2), Setting(1, 4), Setting(1, 5)
 
 
@@ -68,12 +71,12 @@ def test_rows_of_near_problems_come_nearest_first_and_exact_rows_not_at_all(ledg
         row(16, FAR, arch="sm_100a", device="NVIDIA B200", sm_count=148),
         row(16, Setting(2, 4), heads_q=16),  # another GQA ratio
     )
-    assert near_settings(BENCH, defaults, ledger, "mine") == (NEAR, FAR)
+    assert near_settings(BENCH, defaults, ledger, "mine") == (RULE, NEAR, FAR)
 
 
 def test_what_cannot_run_here_is_left_out(ledger: Any) -> None:
     defaults = tables(row(16, Setting(3, 2)), row(4, Setting(1, 12)), row(32, NEAR))
-    assert near_settings(BENCH, defaults, ledger, "mine") == (NEAR,)
+    assert near_settings(BENCH, defaults, ledger, "mine") == (RULE, NEAR)
 
 
 def test_the_best_trials_of_near_campaigns_follow_the_rows(ledger: Any) -> None:
@@ -82,7 +85,7 @@ def test_the_best_trials_of_near_campaigns_follow_the_rows(ledger: Any) -> None:
     add_campaign(ledger, "heads", [(Setting(2, 4, max_splits=4), 0.5)], geometry=Geometry(64, 8).as_dict())
     add_campaign(ledger, "mine", [(Setting(2, 2, max_splits=4), 0.1)])
     found = near_settings(BENCH, tables(row(16, NEAR)), ledger, "mine")
-    assert found == (NEAR, Setting(2, 5), OTHER, Setting(2, 2), Setting(2, 4))
+    assert found == (RULE, NEAR, Setting(2, 5), OTHER, Setting(2, 4))
     many = [(setting, 0.5 + place / 100) for place, setting in enumerate(BENCH.settings())]
     for number in range(8):
         add_campaign(ledger, f"more{number}", many[4 * number : 4 * number + 4])

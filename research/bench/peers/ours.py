@@ -1,4 +1,4 @@
-"""This kernel: with the knobs that are tuned for the spot, and with the built-in default."""
+"""This kernel: with the knobs that are tuned for the spot, and with those of the built-in rule."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Placement
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 from mjolnir.research.bench.peers.contender import Entry, Heats, Way
 from mjolnir.research.bench.points import Spot
 from mjolnir.research.bench.pool import Sets
@@ -46,7 +47,7 @@ class Mjolnir:
             heats.time(self._way(known.setting, known.origin))
             return
         search(
-            [known.setting, Setting()], spot.geometry, self._device,
+            [known.setting, built_in(spot.geometry, self._device, spot.batch), Setting()], spot.geometry, self._device,
             lambda setting: heats.time(self._way(setting, "search")), self._limit,
         )  # fmt: skip
 
@@ -56,7 +57,7 @@ class Mjolnir:
 
 
 class MjolnirDefault:
-    """The kernel with the built-in default of every knob."""
+    """The kernel as it is served where no table has a row: with what the built-in rule says."""
 
     name = "mjolnir-default"
     layout = "BHN2D head-major"
@@ -66,8 +67,9 @@ class MjolnirDefault:
 
     def choose(self, spot: Spot, heats: Heats) -> None:
         """One way."""
-        facts = {"setting": Setting().as_dict(), "setting_from": "built-in default"}
-        heats.time(Way(self.layout, "", lambda sets: self._prepare(sets, Setting(), self._device), facts))
+        setting = built_in(spot.geometry, self._device, spot.batch)
+        facts = {"setting": setting.as_dict(), "setting_from": "built-in rule"}
+        heats.time(Way(self.layout, "", lambda sets: self._prepare(sets, setting, self._device), facts))
 
 
 def _label(setting: Setting) -> str:

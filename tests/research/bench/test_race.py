@@ -12,6 +12,7 @@ from mjolnir.backend.lookup import Defaults
 from mjolnir.backend.table import Table
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 from mjolnir.research.answer import Exit, MissingFailure, UsageFailure
 from mjolnir.research.bench import kernel, rows
 from mjolnir.research.bench.peers.ours import Mjolnir, MjolnirDefault
@@ -153,7 +154,7 @@ def test_no_spot_is_begun_after_the_minutes() -> None:
 
 def settings_with(clock: FakeClock, best: Setting) -> Any:
     def prepare(sets: Any, setting: Setting, device: Any) -> Any:
-        if setting.kv_stages == 4:
+        if setting.kv_stages == 5:
             raise ValueError("spills")
         return right(sets, 10.0 if setting == best else 11.0)
 
@@ -171,7 +172,11 @@ def test_ours_is_searched_where_no_file_names_a_setting() -> None:
     assert len(searched["tried"]) == 16
     assert (filed["setting"]["kv_stages"], filed["setting_from"], len(filed["tried"])) == (3, "file", 1)
     default = found[f"mjolnir-default {PLACE}"]
-    assert (default["us"], default["setting"], default["layout"]) == (11.0, Setting().as_dict(), HEAD_MAJOR)
+    assert (default["us"], default["setting"], default["layout"]) == (
+        11.0,
+        built_in(PLACE.geometry, DEVICE, PLACE.batch).as_dict(),
+        HEAD_MAJOR,
+    )
     assert len(searched["kernel_hash"]) == 12
 
 

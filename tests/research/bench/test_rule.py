@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +12,15 @@ import pytest
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.kernel.variant import infeasible, resolve
-from mjolnir.research.bench.rule import RULES, Place, Rule, fitted, of_recording, of_results, regrets, rule
+from mjolnir.kernel.rule import Rule
+from mjolnir.kernel.variant import resolve
+from mjolnir.research.bench.rule import RULES, Place, fitted, of_recording, of_results, of_run, regrets, rule
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.workload import Point, Workload, uniform
 
 MAIN = Geometry(32, 8)
 RESULTS = Path(__file__).parents[3] / "research" / "bench" / "results" / "kernel-peers-h200.json"
-
-
-@pytest.mark.parametrize(
-    ("geometry", "batch", "expected"),
-    [
-        (MAIN, 16, Setting(1, 4, 8)),
-        (MAIN, 17, Setting(2, 2)),
-        (replace(MAIN, page_size=16), 17, Setting(2, 3)),
-        (replace(MAIN, q_len=4), 17, Setting(2, 3)),
-        (Geometry(16, 2, head_dim=256), 66, Setting(1, 4, 8)),
-        (Geometry(16, 2, head_dim=256), 67, Setting(2, 2)),
-        (Geometry(64, 8, q_len=8), 1, Setting(2, 3)),
-    ],
-)
-def test_one_cta_where_an_sm_has_at_most_one_item(geometry: Geometry, batch: int, expected: Setting) -> None:
-    assert Rule().setting(geometry, H200, batch) == resolve(expected, geometry, H200)
-
-
-def test_what_does_not_fit_is_left_to_the_built_in_default() -> None:
-    deep = Rule(alone=12, shared=12, more=12)
-    for batch in (1, 64):
-        assert deep.setting(MAIN, H200, batch) == resolve(Setting(), MAIN, H200)
-
-
-@pytest.mark.parametrize("heads", [(8, 1), (32, 8), (64, 8), (128, 8), (16, 16)])
-@pytest.mark.parametrize("q_len", [1, 3, 8])
-def test_what_the_rule_says_can_run(heads: tuple[int, int], q_len: int) -> None:
-    for head_dim in (128, 256):
-        geometry = Geometry(*heads, head_dim=head_dim, q_len=q_len)
-        for batch in (1, 5, 64, 256):
-            assert infeasible(Rule().setting(geometry, H200, batch), geometry, H200) is None
 
 
 def test_regret_is_against_the_fastest_and_pdl_stands_in() -> None:
@@ -92,7 +62,7 @@ def test_results_are_read_as_they_are_written(source: Recording, tmp_path: Path)
     assert len(place.times) == len([us for us in row["tried"].values() if isinstance(us, float)])
     assert place.times[resolve(Setting(), MAIN, H200)] == row["tried"]["BHN2D head-major default"]
     assert min(place.times, key=lambda s: place.times[s]) == Setting.from_dict(row["setting"])
-    answer = rule(source, results, tmp_path / "rule.json")
+    answer = rule(source, results, out=tmp_path / "rule.json")
     data = json.loads((tmp_path / "rule.json").read_text())
     assert data == json.loads(json.dumps(answer.data))
     figures = data["figures"]
@@ -100,6 +70,30 @@ def test_results_are_read_as_they_are_written(source: Recording, tmp_path: Path)
     assert 1 <= figures["rule_regret"] < figures["default_regret"]
     assert figures["rule_gain"] == pytest.approx(figures["default_regret"] / figures["rule_regret"], abs=2e-4)
     assert set(data["groups"]) == {row["group"] for row in data["rows"]}
+
+
+def test_a_campaigns_buckets_are_places_and_limits_count_as_what_they_do() -> None:
+    def trial(setting: Setting, few: float, many: float) -> dict[str, Any]:
+        resolved = resolve(setting, MAIN, H200).as_dict()
+        return {"kind": "trial", "body": {"status": "measured", "resolved": resolved, "ratios": {"1": few, "64": many}}}
+
+    wide, two = Setting(1, 4, 8), Setting(2, 3)
+    workload = Workload("two", (uniform(1, 4096), uniform(64, 4096)))
+    campaign = {"geometry": MAIN.as_dict(), "device": asdict(H200), "workload": workload.as_dict()}
+    wrong = {"status": "incorrect", "resolved": two.as_dict(), "ratios": {}}
+    few, many = of_run([
+        {"kind": "campaign", "body": campaign},
+        trial(wide, 0.8, 1.3),
+        trial(wide, 0.9, 1.3),
+        trial(wide, 0.7, 1.3),
+        trial(replace(two, max_splits=512), 1.0, 0.9),
+        trial(replace(two, max_splits=1), 3.0, 0.5),
+        {"kind": "trial", "body": wrong},
+    ])  # fmt: skip
+    assert [place.name for place in (few, many)] == ["batch 1", "batch 64"]
+    assert (few.times[wide], few.time(two), few.time(replace(two, max_splits=1))) == (0.8, 1.0, 3.0)
+    assert (many.times[two], many.time(replace(two, max_splits=1))) == (0.9, None)  # one long sequence would pay for it
+    assert many.regret(wide) == pytest.approx(1.3 / 0.9)
 
 
 def _is_main(row: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from mjolnir.backend.table import Table
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 from mjolnir.kernel.variant import infeasible, resolve
 from mjolnir.research.answer import UsageFailure
 from mjolnir.research.bench import rows
@@ -38,8 +39,8 @@ def test_file_comes_before_table_and_table_before_default() -> None:
     assert served.choice(PLACE, Placement()).origin == "table"
     assert served.choice(PLACE, Placement()).setting == Setting(kv_stages=5)
     other = spot(Geometry(16, 2, 256), 8, 8192)
-    assert filed.choice(other, Placement()).origin == "built-in default"
-    assert Tuned(H200, EMPTY).choice(PLACE, Placement()).setting == Setting()
+    assert filed.choice(other, Placement()).origin == "built-in rule"
+    assert Tuned(H200, EMPTY).choice(PLACE, Placement()).setting == built_in(PLACE.geometry, H200, PLACE.batch)
 
 
 def test_a_list_of_settings_is_read(tmp_path: Path) -> None:

@@ -95,6 +95,18 @@ def require_outputs(request: Request, tag: str) -> None:
         raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
 
 
+def require_replayable(request: Request) -> None:
+    """Refuse a replay that cannot begin, before anything is on record; what is resumed has begun.
+
+    Raises:
+        UsageFailure: options that contradict one another or the recording.
+    """
+    if request.device == "replay" and not request.resume:
+        options = request.options()
+        bench = benches.choose(request, None, options.seed)
+        require_space(bench.geometry, bench.device, options, bench.settings())
+
+
 def _dry_run(request: Request, tag: str) -> Answer:
     """What the campaign would do; nothing is appended."""
     from mjolnir.research.dryrun import dry_run
@@ -105,7 +117,7 @@ def _dry_run(request: Request, tag: str) -> Answer:
     with ledgers.open(request.ledger) as ledger, ExitStack() as stack:
         bench = benches.choose(request, None, options.seed)
         stack.callback(bench.close)
-        _require_space(bench, options)
+        require_space(bench.geometry, bench.device, options, bench.settings())
         options = with_incumbents(options, incumbents_of(request, bench, None))
         options = replace(options, enqueued=_enqueued(request, bench, None, ledger, tag))
         return dry_run(bench, options, _plan(bench, options))
@@ -155,7 +167,7 @@ def opened(
         stack.callback(bench.close)
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
-        _require_space(bench, options)
+        require_space(bench.geometry, bench.device, options, bench.settings())
         options = with_incumbents(options, incumbents_of(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
         if recorded is None and request.depth is None:  # each device has a trial in hand, and the next ones behind it
@@ -197,10 +209,12 @@ def _require_knobs(tag: str, recorded: Mapping[str, Any] | None) -> None:
         raise UsageFailure(f"{tag} holds source experiments, which `autoresearch try` adds to; take another --tag")
 
 
-def _require_space(bench: Bench, options: Options) -> None:
+def require_space(
+    geometry: Geometry, device: Device, options: Options, recorded: Sequence[Setting] | None = None
+) -> None:
     """Refuse pins that leave nothing to search and proposers that cannot run, before anything is on record."""
     try:
-        space = Space(bench.geometry, bench.device, options.pins, bench.settings())
+        space = Space(geometry, device, options.pins, recorded)
     except ValueError as error:
         raise UsageFailure(f"--pin: {error}") from error
     try:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
-from mjolnir.research import benches, places, sharing
+from mjolnir.research import benches, places, planning, sharing
 from mjolnir.research.answer import Answer, Failure, MissingFailure, UsageFailure
 from mjolnir.research.bodies import environment, epoch_body, open_records
 from mjolnir.research.ending import told
 from mjolnir.research.hints import command
-from mjolnir.research.journal import LedgerJournal, as_mapping
+from mjolnir.research.journal import LedgerJournal, as_mapping, decided_elsewhere
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import REPLAY_REFUSED
 from mjolnir.research.request import Request, with_incumbents
@@ -118,9 +118,11 @@ def _dry_run(request: Request, tag: str) -> Answer:
         bench = benches.choose(request, None, options.seed)
         stack.callback(bench.close)
         require_space(bench.geometry, bench.device, options, bench.settings())
+        elsewhere = decided_elsewhere(ledger, tag, bench.simulated)
+        planning.require_provable(bench, options, elsewhere)
         options = with_incumbents(options, incumbents_of(request, bench, None))
         options = replace(options, enqueued=_enqueued(request, bench, None, ledger, tag))
-        return dry_run(bench, options, _plan(bench, options))
+        return dry_run(bench, options, planning.plan(bench, options, elsewhere))
 
 
 @contextmanager
@@ -168,6 +170,8 @@ def opened(
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
         require_space(bench.geometry, bench.device, options, bench.settings())
+        if recorded is None:
+            planning.require_provable(bench, options, decided_elsewhere(ledger, tag, bench.simulated))
         options = with_incumbents(options, incumbents_of(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
         if recorded is None and request.depth is None:  # each device has a trial in hand, and the next ones behind it
@@ -267,7 +271,7 @@ def _enqueued(
 
 def announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
-    plan = _plan(campaign.bench, options)
+    plan = planning.plan(campaign.bench, options, campaign.journal.elsewhere())
     place = campaign.ledger.place
     screen.say(
         f"ledger {place.folder} ({place.origin}); tag {campaign.tag}; "
@@ -281,13 +285,3 @@ def announce(campaign: Campaign, screen: Screen) -> None:
         )
     if campaign.ledger.git_note:
         screen.say(f"trials are not kept as git commits: {campaign.ledger.git_note}")
-
-
-def _plan(bench: Bench, options: Options) -> coordinator.Estimate:
-    """What the campaign takes and can prove; a recording knows its noise and its time beforehand."""
-    from mjolnir.tuner.replay import ReplayBench
-
-    buckets = len(bench.workload.buckets)
-    if not isinstance(bench, ReplayBench):
-        return coordinator.estimate(options, buckets, devices=bench.width)
-    return coordinator.estimate(options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds)

@@ -272,11 +272,12 @@ def _enqueued(
 def announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
     plan = planning.plan(campaign.bench, options, campaign.journal.elsewhere())
-    place = campaign.ledger.place
+    place, minutes = campaign.ledger.place, planning.minutes
     screen.say(
         f"ledger {place.folder} ({place.origin}); tag {campaign.tag}; "
-        f"at most {options.trials} trials or {options.minutes:g} min, then at most {plan.instances} instances to prove "
-        f"gains: about {max(1, round(plan.seconds / 60))} min; "
+        f"at most {options.trials} trials or {options.minutes:g} min of search, {minutes(plan.search_seconds)}; "
+        f"noise before it and at most {plan.instances} instances to prove gains after it, "
+        f"{minutes(plan.proof_seconds)} more; "
         f"smallest gain that can be proven: about {plan.smallest_gain:.1%}"
     )
     if campaign.bench.simulated:

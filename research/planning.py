@@ -30,8 +30,19 @@ def plan(bench: Bench, options: Options, elsewhere: Sequence[Record]) -> coordin
     if not isinstance(bench, ReplayBench):
         return coordinator.estimate(options, buckets, attempt=number, devices=bench.width)
     return coordinator.estimate(
-        options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds, attempt=number
+        options,
+        buckets,
+        deviation=bench.deviation,
+        trial_seconds=bench.trial_seconds,
+        compile_seconds=bench.compile_seconds,
+        noise_seconds=bench.noise_seconds,
+        attempt=number,
     )
+
+
+def minutes(seconds: float) -> str:
+    """Whole minutes, in words."""
+    return f"about {max(1, round(seconds / 60))} min"
 
 
 def attempt(bench: Bench, elsewhere: Sequence[Record]) -> int:

@@ -140,6 +140,8 @@ def test_list_has_the_tags_with_such_trials(filled):
         (("show", "a", "--knob", "kv_stages"), "not of the form NAME=NUMBER"),
         (("show", "a", "--knob", "kv_stage=4"), "--knob kv_stage: no trial of a has it; they have "),
         (("show", "a", "--since", "yesterday"), "neither an age"),
+        (("show", "a", "--status", "trials"), "--status 'trials' is no end of a trial; there are measured, infeasible"),
+        (("list", "--status", "bogus"), "--status 'bogus' is no end of a trial; there are measured, infeasible"),
         (("show", "a", "3", "--status", "crashed"), "trial 3 is one trial"),
         (("show", "a", "--csv", "--json"), "two forms"),
         (("list", "--csv", "--json"), "two forms"),

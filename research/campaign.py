@@ -282,7 +282,8 @@ def announce(campaign: Campaign, screen: Screen) -> None:
     )
     if campaign.bench.simulated:
         screen.say(
-            f"replaying recorded times of {campaign.bench.device.name} on a simulated clock; nothing is measured here"
+            f"replaying recorded times of {campaign.bench.device.name} on a simulated clock; nothing is measured here, "
+            "and no replay counts as an attempt"
         )
     if campaign.ledger.git_note:
         screen.say(f"trials are not kept as git commits: {campaign.ledger.git_note}")

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir import ledger as ledgers
 from mjolnir.kernel.knobs import Setting
-from mjolnir.research import benches, places, sharing
+from mjolnir.kernel.rule import built_in
+from mjolnir.kernel.variant import resolve
+from mjolnir.research import benches, places, planning, sharing
 from mjolnir.research.answer import Answer, Failure, MissingFailure, UsageFailure
 from mjolnir.research.bodies import environment, epoch_body, open_records
 from mjolnir.research.ending import told
 from mjolnir.research.hints import command
-from mjolnir.research.journal import LedgerJournal, as_mapping
+from mjolnir.research.journal import LedgerJournal, as_mapping, decided_elsewhere
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import REPLAY_REFUSED
 from mjolnir.research.request import Request, with_incumbents
@@ -95,6 +97,18 @@ def require_outputs(request: Request, tag: str) -> None:
         raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
 
 
+def require_replayable(request: Request) -> None:
+    """Refuse a replay that cannot begin, before anything is on record; what is resumed has begun.
+
+    Raises:
+        UsageFailure: options that contradict one another or the recording.
+    """
+    if request.device == "replay" and not request.resume:
+        options = request.options()
+        bench = benches.choose(request, None, options.seed)
+        require_space(bench.geometry, bench.device, options, bench.settings())
+
+
 def _dry_run(request: Request, tag: str) -> Answer:
     """What the campaign would do; nothing is appended."""
     from mjolnir.research.dryrun import dry_run
@@ -105,10 +119,12 @@ def _dry_run(request: Request, tag: str) -> Answer:
     with ledgers.open(request.ledger) as ledger, ExitStack() as stack:
         bench = benches.choose(request, None, options.seed)
         stack.callback(bench.close)
-        _require_space(bench, options)
+        require_space(bench.geometry, bench.device, options, bench.settings())
+        elsewhere = decided_elsewhere(ledger, tag, bench.simulated)
+        planning.require_provable(bench, options, elsewhere)
         options = with_incumbents(options, incumbents_of(request, bench, None))
         options = replace(options, enqueued=_enqueued(request, bench, None, ledger, tag))
-        return dry_run(bench, options, _plan(bench, options))
+        return dry_run(bench, options, planning.plan(bench, options, elsewhere))
 
 
 @contextmanager
@@ -155,7 +171,9 @@ def opened(
         stack.callback(bench.close)
         if request.promote and bench.simulated and request.defaults is None:
             raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
-        _require_space(bench, options)
+        require_space(bench.geometry, bench.device, options, bench.settings())
+        if recorded is None:
+            planning.require_provable(bench, options, decided_elsewhere(ledger, tag, bench.simulated))
         options = with_incumbents(options, incumbents_of(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
         if recorded is None and request.depth is None:  # each device has a trial in hand, and the next ones behind it
@@ -197,10 +215,12 @@ def _require_knobs(tag: str, recorded: Mapping[str, Any] | None) -> None:
         raise UsageFailure(f"{tag} holds source experiments, which `autoresearch try` adds to; take another --tag")
 
 
-def _require_space(bench: Bench, options: Options) -> None:
+def require_space(
+    geometry: Geometry, device: Device, options: Options, recorded: Sequence[Setting] | None = None
+) -> None:
     """Refuse pins that leave nothing to search and proposers that cannot run, before anything is on record."""
     try:
-        space = Space(bench.geometry, bench.device, options.pins, bench.settings())
+        space = Space(geometry, device, options.pins, recorded)
     except ValueError as error:
         raise UsageFailure(f"--pin: {error}") from error
     try:
@@ -212,10 +232,18 @@ def _require_space(bench: Bench, options: Options) -> None:
 
 
 def incumbents_of(request: Request, bench: Bench, recorded: Mapping[str, Any] | None) -> dict[int, Setting]:
-    """The rows in force by bucket; a resumed campaign keeps those it began with."""
+    """What is in force, by bucket, where that is not the built-in default; a resumed campaign keeps what it began with.
+
+    Without a row that is what the built-in rule says. A replay is not held against it: it shows the method, on a
+    recording that the rule was fitted to.
+    """
     if recorded is not None:
         return {int(bucket): Setting.from_dict(knobs) for bucket, knobs in recorded["incumbents"].items()}
-    return rows_in_force(request, bench.device, bench.geometry, bench.placement, bench.workload.buckets)
+    buckets = bench.workload.buckets
+    rows = rows_in_force(request, bench.device, bench.geometry, bench.placement, buckets)
+    said = {} if bench.simulated else {bucket: built_in(bench.geometry, bench.device, bucket) for bucket in buckets}
+    default = resolve(Setting(), bench.geometry, bench.device)
+    return {**{bucket: setting for bucket, setting in said.items() if setting != default}, **rows}
 
 
 def rows_in_force(
@@ -253,27 +281,19 @@ def _enqueued(
 
 def announce(campaign: Campaign, screen: Screen) -> None:
     options = campaign.options
-    plan = _plan(campaign.bench, options)
-    place = campaign.ledger.place
+    plan = planning.plan(campaign.bench, options, campaign.journal.elsewhere())
+    place, minutes = campaign.ledger.place, planning.minutes
     screen.say(
         f"ledger {place.folder} ({place.origin}); tag {campaign.tag}; "
-        f"at most {options.trials} trials or {options.minutes:g} min, then at most {plan.instances} instances to prove "
-        f"gains: about {max(1, round(plan.seconds / 60))} min; "
+        f"at most {options.trials} trials or {options.minutes:g} min of search, {minutes(plan.search_seconds)}; "
+        f"noise before it and at most {plan.instances} instances to prove gains after it, "
+        f"{minutes(plan.proof_seconds)} more; "
         f"smallest gain that can be proven: about {plan.smallest_gain:.1%}"
     )
     if campaign.bench.simulated:
         screen.say(
-            f"replaying recorded times of {campaign.bench.device.name} on a simulated clock; nothing is measured here"
+            f"replaying recorded times of {campaign.bench.device.name} on a simulated clock; nothing is measured here, "
+            "and no replay counts as an attempt"
         )
     if campaign.ledger.git_note:
         screen.say(f"trials are not kept as git commits: {campaign.ledger.git_note}")
-
-
-def _plan(bench: Bench, options: Options) -> coordinator.Estimate:
-    """What the campaign takes and can prove; a recording knows its noise and its time beforehand."""
-    from mjolnir.tuner.replay import ReplayBench
-
-    buckets = len(bench.workload.buckets)
-    if not isinstance(bench, ReplayBench):
-        return coordinator.estimate(options, buckets, devices=bench.width)
-    return coordinator.estimate(options, buckets, deviation=bench.deviation, trial_seconds=bench.trial_seconds)

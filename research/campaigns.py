@@ -55,6 +55,8 @@ def run(request: Request, geometries: Sequence[str], screen: Screen) -> Answer:
         requests = [replace(each, resume=_resumes(each, ledger)) for each in requests]
         if request.resume and not any(each.resume for each in requests):
             raise UsageFailure(f"there is no campaign of {request.tag} to resume; leave --resume out to start them")
+        for each in requests:
+            campaign.require_replayable(each)
         folder = places.state_folder(ledger.folder)
         running = [stack.enter_context(Running(folder, str(each.tag)).claim()) for each in requests]
         again = ("--tag", _base(requests, geometries), "--resume")
@@ -134,11 +136,18 @@ class _Together:
             names = Names(made.bench.geometry, made.bench.device)
             campaign.announce(made, self._screen)
             if not self._open:
+                self._require_spaces(made.bench.device)
                 self._stack.enter_context(self._screen.watching(names))
             self._open.append(made)
             self._foresee(place + 1, made.bench.device)
             observer = Observer(self._screen, names, slug(made.bench.geometry))
             yield coordinator.Run(made.bench, made.journal, made.options, observer, self._stop(place))
+
+    def _require_spaces(self, device: Device) -> None:
+        """Refuse pins that leave nothing to search at a later geometry, before the first is searched."""
+        for request in self._requests[1:]:
+            if not request.resume:
+                campaign.require_space(request.problem()[0], device, request.options())
 
     def _stop(self, place: int) -> Callable[[], bool]:
         """A signal ends all campaigns, and `autoresearch stop TAG` the one of that tag."""

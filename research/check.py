@@ -42,7 +42,9 @@ def check(tables: Sequence[Table], kernel_hash: str, evidence: Evidence) -> Answ
 def _row(table: str, row: Row, kernel_hash: str, evidence: Evidence) -> dict[str, Any]:
     paper = row.certificate
     tag, cited = paper.get("tag"), [entry for entry in paper.get("records") or () if isinstance(entry, str)]
-    known = evidence.of_tag(tag).places if isinstance(tag, str) else {}
+    found = evidence.of_tag(tag) if isinstance(tag, str) else None
+    known = found.places if found else {}
+    campaigns = [record["body"] for record in found.records if record["kind"] == "campaign"] if found else []
     return {
         "table": table,
         "key": row.key.as_dict(),
@@ -54,6 +56,7 @@ def _row(table: str, row: Row, kernel_hash: str, evidence: Evidence) -> dict[str
         "records": len(cited),
         "alpha": paper.get("alpha"),
         "attempt": paper.get("attempt"),
+        "replayed": any(bool(campaign.get("simulated")) for campaign in campaigns),
     }
 
 
@@ -78,7 +81,7 @@ def _view(data: dict[str, Any]) -> RenderableType:
             f"stale ({entry['kernel_hash'][:12] or 'not told'})" if entry["stale"] else "current",
             _evidence(entry),
             "-" if entry["alpha"] is None else f"{entry['alpha']:.2g}",
-            str(entry["attempt"]),
+            f"{entry['attempt']}{', a replay' if entry['replayed'] else ''}",
         )
     stale = f"{data['stale']} rows were measured with other kernel sources than {data['kernel_hash'][:12]}"
     notes = [f"{stale}; they fit and still serve: tune again to renew them"] if data["stale"] else []
@@ -87,6 +90,10 @@ def _view(data: dict[str, Any]) -> RenderableType:
         for name, spent in data["alpha"].items()
         if spent
     ]
+    if any(entry["replayed"] for entry in data["rows"]):
+        notes.append(
+            "a replay proves nothing of a device: it is no attempt on a row, and begins as the first each time"
+        )
     head: list[RenderableType] = [view, ""] if data["rows"] else ["no rows; everything is served by the built-in rule"]
     return Group(*head, *notes, *data["problems"])
 

@@ -53,6 +53,8 @@ class Filters:
         """
         from mjolnir.ledger import Wanted
 
+        if self.status is not None:
+            _require_status(self.status)
         knobs = dict(_knob(text) for text in self.knobs)
         known = ledger.knobs(tag) if knobs else frozenset()
         if unknown := sorted(set(knobs) - known):
@@ -89,6 +91,13 @@ def since_time(text: str | None, now: datetime) -> str | None:
 def statuses(counts: Iterable[tuple[str, int]]) -> str:
     """How trials ended, in words: `160 measured, 5 crashed`."""
     return ", ".join(f"{count} {status}" for status, count in counts) or "none"
+
+
+def _require_status(text: str) -> None:
+    from mjolnir.tuner.bench import Status
+
+    if text not in list(Status):
+        raise UsageFailure(f"--status {text!r} is no end of a trial; there are {', '.join(Status)}")
 
 
 def _knob(text: str) -> tuple[str, int]:

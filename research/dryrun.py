@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.variant import Variant
 from mjolnir.research.answer import Answer
+from mjolnir.research.planning import minutes
 from mjolnir.tuner.space import Space
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def dry_run(bench: Bench, options: Options, plan: coordinator.Estimate) -> Answe
         "incumbents": {str(bucket): setting.as_dict() for bucket, setting in options.incumbents.items()},
         "instances": plan.instances,
         "seconds": round(plan.seconds, 1),
+        "search_seconds": round(plan.search_seconds, 1),
         "smallest_gain": plan.smallest_gain,
     }
     return Answer(data, _words(space, data))
@@ -66,11 +68,13 @@ def _words(space: Space, data: dict[str, Any]) -> str:
         lines.append(f"  {' and '.join(dimension.knobs)}: {', '.join(values[:MOST_LISTED])}{more}")
     lines += [f"  not {value}: {reason}" for value, reason in space.excluded.items()]
     compiles = data["compiles"]
+    more = minutes(data["seconds"] - data["search_seconds"])
     first = len(data["enqueued"]) + len(data["incumbents"]) + 1
     lines += [
         f"at most {data['trials']} trials, of which {first} are the default, rows in force and what was good nearby",
         f"at most {compiles['most']} compiles ({compiles['space']} binaries serve all settings), ahead of the device",
-        f"at most {data['seconds'] / 60:.0f} min, with up to {data['instances']} instances to prove gains",
+        f"the search takes {minutes(data['search_seconds'])} at most",
+        f"noise before it and up to {data['instances']} instances to prove gains after it take {more} at most",
         f"smallest gain that can be proven: about {data['smallest_gain']:.1%}",
         "nothing was recorded",
     ]

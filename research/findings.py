@@ -129,7 +129,7 @@ def asked(summary: Mapping[str, Any]) -> list[str]:
     layout = f"{summary['placement']['layout']}, K and V {summary['placement']['kv']}"
     points = len(workload["points"])
     pins = " ".join(f"{name}={value}" for name, value in summary["options"]["pins"].items())
-    held = [f"Held: {pins}; the default and the rows in force are compared with all the same."] if pins else []
+    held = [f"Held: {pins}; the default and what is in force are compared with all the same."] if pins else []
     return [
         f"Campaign {summary['tag']}{origin}",
         f"Asked: the fastest knobs for {Geometry.from_dict(summary['geometry'])} ({layout}) on {device['name']}.",
@@ -197,7 +197,7 @@ def outcome(bucket: Mapping[str, Any], names: Names) -> str:
     if not promotion:
         return "not decided"
     stays = promotion["decision"] == "not-proven" and incumbent and names(promotion["setting"]) == names(incumbent)
-    return "the row in force stays" if stays else DECISIONS[promotion["decision"]]
+    return "what is in force stays" if stays else DECISIONS[promotion["decision"]]
 
 
 def _measured_again(certificate: Mapping[str, Any]) -> str:

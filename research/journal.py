@@ -29,20 +29,31 @@ class LedgerJournal:
         return self._records
 
     def elsewhere(self) -> Sequence[Mapping[str, Any]]:
-        """The promotion records of other live campaigns; none for a replay, which proves nothing of a device."""
-        campaigns = self._ledger.records(kind="campaign")
-        simulated = {record.tag for record in campaigns if record.body.get("simulated")}
-        if self._tag in simulated:
-            return ()
-        promotions = self._ledger.records(kind="promotion")
-        found = [as_mapping(r) for r in promotions if r.tag != self._tag and r.tag not in simulated]
-        return [*found, *self._removed({record.sha256 for record in promotions})]
+        """See `decided_elsewhere`."""
+        campaigns = self._ledger.records(self._tag, "campaign")
+        simulated = any(record.body.get("simulated") for record in campaigns)
+        return decided_elsewhere(self._ledger, self._tag, simulated)
 
-    def _removed(self, there: set[str]) -> list[Mapping[str, Any]]:
-        """What tombstones tell of promotions that are no longer there: alpha that was spent stays spent."""
-        remains = [record.body.get("remains", {}) for record in self._ledger.records(kind="tombstone")]
-        attempts = (attempt for left in remains if left.get("simulated") is False for attempt in left["attempts"])
-        return [{"kind": "promotion", "body": attempt} for attempt in attempts if attempt["record"] not in there]
+
+def decided_elsewhere(ledger: Ledger, tag: str, simulated: bool) -> Sequence[Mapping[str, Any]]:
+    """The promotion records of other live campaigns, each an attempt that was made before `tag`.
+
+    There are none for a replay: it proves nothing of a device, spends no alpha, and comes to the same whatever else
+    the ledger holds.
+    """
+    if simulated:
+        return ()
+    replays = {record.tag for record in ledger.records(kind="campaign") if record.body.get("simulated")}
+    promotions = ledger.records(kind="promotion")
+    found = [as_mapping(record) for record in promotions if record.tag not in {*replays, tag}]
+    return [*found, *_removed(ledger, {record.sha256 for record in promotions})]
+
+
+def _removed(ledger: Ledger, there: set[str]) -> list[Mapping[str, Any]]:
+    """What tombstones tell of promotions that are no longer there: alpha that was spent stays spent."""
+    remains = [record.body.get("remains", {}) for record in ledger.records(kind="tombstone")]
+    attempts = (attempt for left in remains if left.get("simulated") is False for attempt in left["attempts"])
+    return [{"kind": "promotion", "body": attempt} for attempt in attempts if attempt["record"] not in there]
 
 
 def remains_of(ledger: Ledger, tag: str) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("tag", "state", "records", "trials", "matching", "kept", "best", "first", "last", "ended", "resumable")
-"""The columns of the CSV; `best` is the lowest ratio of any bucket, `matching` the trials that the filters choose."""
+"""The columns of the CSV; `best` is the lowest ratio of any bucket, or of the one that is asked for, `matching` the
+trials that the filters choose."""
 
 
 def listing(ledger: Ledger, filters: Filters = ALL, order: TagOrder = TagOrder.LAST, as_csv: bool = False) -> Answer:
@@ -37,36 +38,46 @@ def listing(ledger: Ledger, filters: Filters = ALL, order: TagOrder = TagOrder.L
     tags = [tag_data(ledger, tag) for tag in _present(ledger)]
     if matching is not None:
         tags = [{**tag, "matching": matching[tag["tag"]]} for tag in tags if tag["tag"] in matching]
-    tags.sort(key=_KEYS[order])
+    bucket = filters.bucket
+    tags.sort(key=lambda tag: _place(tag, order, bucket))
     data = {"ledger": str(ledger.live), "tags": tags}
     if as_csv:
-        return Answer(data, csv_text([{**tag, "best": _best(tag)} for tag in tags], COLUMNS))
+        return Answer(data, csv_text([{**tag, "best": _best(tag, bucket)} for tag in tags], COLUMNS))
     if not tags:
         return Answer(data, _none_yet(ledger) if matching is None else f"no trial in {ledger.live} is like that")
-    return Answer(data, _table(tags))
+    return Answer(data, _table(tags, bucket))
 
 
-def _best(tag: Mapping[str, Any]) -> float | None:
-    return min((entry["ratio"] for entry in tag["best"].values()), default=None)
+def _best(tag: Mapping[str, Any], bucket: int | None) -> float | None:
+    """The lowest ratio that a tag found in a bucket, or in any."""
+    found = {int(name): float(entry["ratio"]) for name, entry in tag["best"].items()}
+    return min(found.values(), default=None) if bucket is None else found.get(bucket)
 
 
-_KEYS: Mapping[TagOrder, Callable[[Mapping[str, Any]], Any]] = {
-    TagOrder.LAST: lambda tag: 0,  # the ledger's own order
-    TagOrder.TAG: lambda tag: tag["tag"],
-    TagOrder.TRIALS: lambda tag: (-tag["trials"], tag["tag"]),
-    TagOrder.BEST: lambda tag: (math.inf if (best := _best(tag)) is None else best, tag["tag"]),
-}
+def _place(tag: Mapping[str, Any], order: TagOrder, bucket: int | None) -> tuple[Any, ...]:
+    """Where a tag lies in a list; those that are equal keep the ledger's own order, by their latest activity."""
+    match order:
+        case TagOrder.LAST:
+            return ()
+        case TagOrder.TAG:
+            return (tag["tag"],)
+        case TagOrder.TRIALS:
+            return (-tag["trials"], tag["tag"])
+        case TagOrder.BEST:
+            best = _best(tag, bucket)
+            return (math.inf if best is None else best, tag["tag"])
 
 
-def _table(tags: Sequence[Mapping[str, Any]]) -> Table:
+def _table(tags: Sequence[Mapping[str, Any]], bucket: int | None) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     more = ("matching",) if "matching" in tags[0] else ()
-    for title in ("tag", "state", "trials", *more, "kept", "best ratio", "last activity"):
+    ratio = "best ratio" if bucket is None else f"best ratio, batch {bucket}"
+    for title in ("tag", "state", "trials", *more, "kept", ratio, "last activity"):
         table.add_column(title, overflow="fold")
     for tag in tags:
-        best = _best(tag)
+        best = _best(tag, bucket)
         counts = [str(tag[name]) for name in ("trials", *more, "kept")]
         table.add_row(
             tag["tag"], plain(tag["state"]), *counts, "-" if best is None else f"{best:.3f}", tag["last"][:19] + "Z"

@@ -91,7 +91,7 @@ def _asked(campaign: Body, bucket: int, workload: Workload) -> list[str]:
     points = ", ".join(workload.points[point].name for point in workload.of_bucket(bucket))
     origin = f"a replay of the recording {campaign['recording']}" if campaign["simulated"] else "measured"
     incumbent = (campaign.get("incumbents") or {}).get(str(bucket))
-    against = "the built-in default" + (" and the row in force" if incumbent else "; no row was in force")
+    against = "the built-in default" + (" and what was in force" if incumbent else "; nothing else was in force")
     return [
         f"{Geometry.from_dict(campaign['geometry'])} on {campaign['device']['name']} ({origin})",
         f"asked by: {' '.join(campaign['command'])}",

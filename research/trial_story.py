@@ -20,7 +20,7 @@ Body = Mapping[str, Any]
 
 ORIGINS = {
     "default": "the campaign itself: the built-in default is measured first",
-    "incumbent": "the campaign itself: it is a row in force",
+    "incumbent": "the campaign itself: it is in force",
     "enqueued": "a setting that was asked before the sampler's own",
 }
 

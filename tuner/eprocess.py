@@ -56,6 +56,13 @@ class Rules:
         return _needed(self.threshold, self.least, self.most)
 
     @property
+    def fewest(self) -> int:
+        """Units, all in favour, that would prove something; 2048 of them outgrow whatever a float can ask for."""
+        counts = np.arange(2048)
+        enough = (counts >= self.least) & (log_evidence(counts, counts) >= math.log(self.threshold))
+        return int(enough.argmax()) if enough.any() else len(counts)
+
+    @property
     def attainable(self) -> bool:
         """Whether units that are all in favour would be enough."""
         return bool(self.needed()[-1] <= self.most)

@@ -52,7 +52,8 @@ class Options:
         candidates: most candidates of a bucket in its shoot-out.
         rounds: rounds of a confirmation's instance; a shoot-out takes twice as many.
         robust: a bucket's winner has the least largest regret over its points, not the least weighted one.
-        incumbents: the row in force of each bucket that has one.
+        incumbents: what is in force in each bucket, where that is not the built-in default: a row, or what the built-in
+            rule says.
         enqueued: settings to ask before the proposer is asked.
 
     Raises:

@@ -32,7 +32,7 @@ class Arms:
     Attributes:
         settings: resolved, each once; candidates first.
         default: place of the built-in default.
-        incumbent: place of the row in force; None without one.
+        incumbent: place of what is in force (a row, or what the built-in rule says); None without it.
     """
 
     settings: tuple[Setting, ...]
@@ -123,7 +123,7 @@ def rank(arms: Arms, values: Sequence[float], tie: float) -> tuple[list[int], in
     order = sorted(range(len(values)), key=lambda place: (values[place], place))
     tied = [place for place in order if values[place] <= values[order[0]] + tie]
     if arms.incumbent in tied:
-        return order, arms.incumbent, "the row in force is as fast as the fastest, within the noise"
+        return order, arms.incumbent, "what is in force is as fast as the fastest, within the noise"
     if arms.default in tied:
         return order, arms.default, "the default is as fast as the fastest, within the noise"
     chosen = min(tied, key=lambda place: (resources(arms.settings[place]), order.index(place)))

@@ -113,6 +113,17 @@ class ReplayBench(OneByOne):
         return float(measured.sum(axis=1).mean()) / 1e3
 
     @property
+    def compile_seconds(self) -> float:
+        """Recorded seconds of a compile over the workers of the pool, what a trial waits for it: for `estimate`."""
+        return float(self.recording.arrays["binary_ms"].mean()) / 1e3 / len(self._free)
+
+    @property
+    def noise_seconds(self) -> float:
+        """Simulated seconds of one A/A comparison."""
+        rounds: int = self.recording.arrays["candidate"].shape[1]
+        return PROCESS_START + 2 * SAMPLE_REPEATS * rounds * float(self._pair_level.sum()) / 1e9
+
+    @property
     def canaries(self) -> Sequence[str]:
         """See `Bench`; the kernel's faults, and of the others those whose outcome was recorded."""
         return tuple(fault for fault in CANARIES if fault in FAULTS or fault in self._gate)
@@ -175,7 +186,7 @@ class ReplayBench(OneByOne):
         net = self._pair_level - self._empty_level
         candidate = self._draw(self._empty_level + net * np.exp(bias), 0, rounds, rng)
         rows = (candidate[0], self._draw(self._pair_level, 1, rounds, rng, candidate[1])[0], self._empties(rng))
-        self.advance(PROCESS_START + 2 * SAMPLE_REPEATS * rounds * float(self._pair_level.sum()) / 1e9)
+        self.advance(self.noise_seconds)
         return _pack(rows, [{"replayed": True}] * len(self._points))
 
     def instance(self, request: InstanceRequest) -> Instance:

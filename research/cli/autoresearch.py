@@ -34,10 +34,13 @@ def run(
         str | None, typer.Option("--recording", help="With --device replay: a packaged recording's name, or a folder.")
     ] = None,
     effort: Annotated[
-        str | None, typer.Option("--effort", help="quick (40 trials, 2 min), default (150, 10) or full (600, 40).")
+        str | None,
+        typer.Option("--effort", help="quick (40 trials, 2 min of search), default (150, 10) or full (600, 40)."),
     ] = None,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Stop after this many trials.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after this much time, above 0.")] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="End the search after this many trials.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="End the search after so long, above 0.")] = None,
     geometry: options.Geometries = None,
     model: options.Model = None,
     tensor_parallel: options.TensorParallel = None,

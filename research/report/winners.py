@@ -10,7 +10,7 @@ from mjolnir.research.naming import Names, counted, interval
 from mjolnir.research.report import charts
 from mjolnir.research.report.times import CEILINGS, PointTimes, of_bucket
 
-BASELINES = {"ratio_default": "against the built-in default", "ratio_incumbent": "against the row in force"}
+BASELINES = {"ratio_default": "against the built-in default", "ratio_incumbent": "against what is in force"}
 """What a winner is held against: the certificate's name, and ours."""
 
 Record = Mapping[str, Any]
@@ -24,7 +24,7 @@ def headline(summary: Mapping[str, Any]) -> str:
         return "No batch bucket was decided."
     ratios = [ratio["value"] for bucket in buckets if _promoted(bucket) for ratio in _ratios(bucket, "ratio_default")]
     if not ratios:
-        return "No setting was proven faster than the built-in default or the row in force."
+        return "No setting was proven faster than the built-in default or what is in force."
     low, high = f"{1 / max(ratios) - 1:.1%}", f"{1 / min(ratios) - 1:.1%}"
     span = low if low == high else f"{low} to {high}"
     return f"Proven faster in {len(ratios)} of {counted(len(buckets), 'batch bucket')}: by {span}, against the default."

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mjolnir.kernel.geometry import Geometry
-from mjolnir.research import benches
+from mjolnir.research import benches, campaign
+from mjolnir.research.answer import UsageFailure
 from mjolnir.research.campaigns import slug
 from mjolnir.research.request import Request
 from mjolnir.tuner import synthetic
@@ -94,6 +95,26 @@ def test_what_was_not_begun_is_started_when_the_rest_goes_on(tmp_path: Path) -> 
 def test_what_makes_no_sense_for_several_is_refused(tmp_path: Path, more: tuple[str, ...], words: str) -> None:
     code, _, err = run(tmp_path, *more)
     assert (code, words in err) == (2, True), err
+
+
+def test_a_geometry_that_cannot_be_searched_is_refused_before_another_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: Recording
+) -> None:
+    one, big = Geometry.parse(ONE), "16/2xd256,page=64,q=1"
+
+    def choose(request: Request, *_: Any) -> ReplayBench:
+        if request.problem()[0] != one:
+            raise UsageFailure("the recording has another geometry")
+        return ReplayBench(gained)
+
+    monkeypatch.setattr(benches, "choose", choose)
+    code, _, err = run(tmp_path / "other", "--geometry", ONE, "--geometry", TWO)
+    assert (code, "the recording has another geometry" in err) == (2, True), err
+    assert not (tmp_path / "other" / "ledger.jsonl").exists()
+    monkeypatch.setattr(campaign, "require_replayable", lambda request: None)  # as on a GPU
+    code, _, err = run(tmp_path, "--geometry", ONE, "--geometry", big, "--pin", "ctas_per_sm=2", "--pin", "kv_stages=5")
+    assert (code, "--pin: no setting with" in err) == (2, True), err
+    assert {record["kind"] for record in records(tmp_path)} == {"campaign", "epoch"}
 
 
 def test_a_tag_says_what_is_unusual_about_its_geometry() -> None:

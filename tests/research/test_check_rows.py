@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mjolnir import ledger as ledgers
 from mjolnir.backend.table import Table, packaged_path
 from mjolnir.kernel.sources import kernel_hash
 from tests.research.conftest import make_row
@@ -56,6 +57,19 @@ def test_rows_without_evidence_are_faults(tmp_path):
     text = " ".join(call("defaults", "check", "--ledger", tmp_path / "ledger", "--table", path)[1].split())
     assert "1 of 1 records are nowhere" in text
     assert "lacks alpha" in text
+
+
+def test_a_row_from_a_replay_says_that_it_was_no_attempt(tmp_path):
+    words = "a replay proves nothing of a device: it is no attempt on a row, and begins as the first each time"
+    row = make_row(8, kernel_hash())
+    path = tmp_path / "table.json"
+    path.write_bytes(Table("t", (replace(row, certificate={**row.certificate, "records": [], "attempt": 1}),)).render())
+    for simulated in (False, True):
+        with ledgers.open(tmp_path / "ledger", git="off") as ledger, ledger.writer("live", {}) as writer:
+            writer.append("campaign", {"simulated": simulated})
+        assert check(tmp_path, path)[1]["rows"][0]["replayed"] is simulated
+        text = " ".join(call("defaults", "check", "--ledger", tmp_path / "ledger", "--table", path)[1].split())
+        assert [words in text, "1, a replay" in text] == [simulated, simulated]
 
 
 def test_rows_that_cannot_run_are_faults(tmp_path):

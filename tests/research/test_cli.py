@@ -98,8 +98,8 @@ def test_a_replay_is_found_recorded_and_told(recording, tmp_path):
     assert code == 0
     first = out.splitlines()[0]
     assert str(tmp_path / "ledger") in first
-    assert "at most 12 trials or 10 min" in first
-    assert "at most 720 instances to prove gains" in first
+    assert "at most 12 trials or 10 min of search, about 1 min; noise before it and" in first
+    assert "at most 720 instances to prove gains after it, about " in first
     assert "smallest gain that can be proven" in first
     assert "Tried: 12 trials" in out
     assert "3 of 3 deliberately wrong kernels were rejected" in out

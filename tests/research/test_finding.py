@@ -102,6 +102,20 @@ def test_csv_is_read_as_what_json_says(filled):
     assert [(row["tag"], row["trials"], row["matching"]) for row in tags] == [("a", "13", ""), ("b", "14", "")]
 
 
+def test_list_has_the_best_of_the_bucket_that_is_asked_for(filled):
+    tags = json.loads(ask(filled, "list", "--json"))["tags"]
+    buckets = list(tags[0]["best"])
+    best = {tag["tag"]: [tag["best"][name]["ratio"] for name in buckets] for tag in tags}
+    place = max(range(len(buckets)), key=lambda place: best["a"][place])
+    bucket = buckets[place]
+    assert best["a"][place] > min(best["a"])
+    listed = ask(filled, "list", "--bucket", bucket, "--sort", "best")
+    assert f"best ratio, batch {bucket}" in listed
+    ordered = sorted(best, key=lambda tag: (best[tag][place], tag))
+    lines = [line.split() for line in listed.splitlines()[1:]]
+    assert [(line[0], line[-2]) for line in lines] == [(tag, f"{best[tag][place]:.3f}") for tag in ordered]
+
+
 def test_list_has_the_tags_with_such_trials(filled):
     def tags(*words):
         return [(tag["tag"], tag.get("matching")) for tag in json.loads(ask(filled, "list", *words, "--json"))["tags"]]
@@ -126,6 +140,8 @@ def test_list_has_the_tags_with_such_trials(filled):
         (("show", "a", "--knob", "kv_stages"), "not of the form NAME=NUMBER"),
         (("show", "a", "--knob", "kv_stage=4"), "--knob kv_stage: no trial of a has it; they have "),
         (("show", "a", "--since", "yesterday"), "neither an age"),
+        (("show", "a", "--status", "trials"), "--status 'trials' is no end of a trial; there are measured, infeasible"),
+        (("list", "--status", "bogus"), "--status 'bogus' is no end of a trial; there are measured, infeasible"),
         (("show", "a", "3", "--status", "crashed"), "trial 3 is one trial"),
         (("show", "a", "--csv", "--json"), "two forms"),
         (("list", "--csv", "--json"), "two forms"),

@@ -137,6 +137,6 @@ def test_a_line_of_the_table_is_about_the_setting_that_was_decided_on():
     assert cells == ("8", "kv_stages=2", "-", "0.900 [0.880, 0.910]", "proven faster")
     cells = bucket_cells(decided("not-proven", other, row, ratio_default=ratio, instances=1), NAMES)
     assert cells[3:] == ("0.900 in 1 instance", "not proven")
-    assert bucket_cells(decided("not-proven", row, row), NAMES)[2:] == ("-", "-", "the row in force stays")
+    assert bucket_cells(decided("not-proven", row, row), NAMES)[2:] == ("-", "-", "what is in force stays")
     open_bucket = {**decided("promote", other), "promotion": None}
     assert bucket_cells(open_bucket, NAMES) == ("8", "pdl=1", "0.700", "-", "not decided")

@@ -16,9 +16,13 @@ from mjolnir.backend.lookup import Defaults
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
+from mjolnir.research import planning
+from mjolnir.research.answer import UsageFailure
 from mjolnir.research.cli.app import app
 from mjolnir.research.warmstart import MOST, near_settings
 from mjolnir.tuner import synthetic
+from mjolnir.tuner.options import Options
+from mjolnir.tuner.promotion import table_key
 from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.workload import Workload, uniform
 from tests.backend.rows import row
@@ -104,6 +108,28 @@ def test_dry_run_says_what_would_be_done_and_appends_nothing(tmp_path: Path, rec
     assert data["compiles"] == {"space": 14, "most": 14}
     assert 0.005 < data["smallest_gain"] < 0.05
     assert not (place / "ledger.jsonl").exists()
+
+
+def test_a_plan_that_can_prove_nothing_is_refused_before_it_starts(tmp_path: Path, recording: Path) -> None:
+    place = tmp_path / "ledger"
+    arguments = ["autoresearch", "run", "--device", "replay", "--recording", str(recording), "--ledger", str(place)]
+    for more in ([], ["--dry-run"]):
+        done = CliRunner().invoke(app, [*arguments, "--instances", "20", *more])
+        assert done.exit_code == 2, done.output
+        assert "a gain needs 12 processes in favour, and --instances 20 with --group 2 are 10" in done.output
+        assert "give --instances 24 at least, a smaller --group, or a larger --alpha" in done.output
+    assert not (place / "ledger.jsonl").exists()
+    assert CliRunner().invoke(app, [*arguments, "--instances", "24", "--dry-run"]).exit_code == 0
+
+
+def test_earlier_attempts_on_the_least_tried_bucket_count_in_the_plan() -> None:
+    body = {"certificate": {"kernel_hash": BENCH.environment.get("kernel_hash"), "instances": 6}}
+    buckets = BENCH.workload.buckets
+    papers = [{"body": {**body, "key": table_key(BENCH, bucket)}} for bucket in (*buckets, *buckets[1:])]
+    assert [planning.attempt(BENCH, papers), planning.attempt(BENCH, papers[1:])] == [2, 1]
+    planning.require_provable(BENCH, Options(instances=20), papers[1:])
+    with pytest.raises(UsageFailure, match="in attempt 2 a gain needs 12 processes"):
+        planning.require_provable(BENCH, Options(instances=20), papers)
 
 
 def test_a_proposer_that_cannot_run_is_refused_before_anything_is_recorded(

@@ -142,7 +142,7 @@ def test_an_incumbent_as_good_as_the_best_stays(gain: Recording) -> None:
     result, journal, _ = campaign(gain, replace(QUICK, trials=1000, incumbents={1: WINNER}))
     row, free = result.decisions
     assert (row["decision"], row["setting"]) == ("not-proven", WINNER.as_dict())
-    assert "the row in force is as fast" in row["reason"]
+    assert "what is in force is as fast" in row["reason"]
     assert free["decision"] == "promote"
     assert {body["bucket"] for body in bodies(journal, "confirmation")} == {32}
 
@@ -486,6 +486,9 @@ def test_presets_and_estimates() -> None:
     assert json.loads(json.dumps(options.as_dict())) == options.as_dict()
     plan = estimate(options, 6, deviation=0.003, trial_seconds=1.0)
     assert (plan.trials, plan.instances, plan.seconds) == (40, 720, 40 + 6 * (1 + 60) + 2 + 120 + 30)
+    slow = estimate(options, 6, trial_seconds=1.0, compile_seconds=1.5, noise_seconds=4.0)
+    assert (slow.search_seconds, slow.proof_seconds - plan.proof_seconds) == (100.0, 30 * 3.0)
+    assert estimate(options, 6, trial_seconds=1.0, compile_seconds=9.0).search_seconds == 120.0, "the limit"
     assert estimate(options, 6, trial_seconds=1.0, devices=2).seconds == plan.seconds / 2
     assert 0.01 < plan.smallest_gain < estimate(options, 6, deviation=0.003, attempt=3).smallest_gain < 0.02
     assert Options.from_dict({"trials": 7, "instances": 12, "processes": 3}) == Options(trials=7, until_flat=False)

@@ -46,6 +46,7 @@ def test_how_many_units_are_needed() -> None:
     assert Rules(240, 13, 30).needed()[:14].tolist() == [*range(1, 14), 13]
     assert RULES.attainable
     assert not Rules(240, 3, 10).attainable
+    assert [Rules(240, 3, 10).fewest, Rules(240, 13, 30).fewest, Rules(math.inf, 3, 10).fewest] == [11, 13, 2048]
 
 
 def test_a_test_ends_at_the_first_look_that_decides() -> None:

@@ -24,8 +24,8 @@ def test_arms_name_each_setting_once() -> None:
     ("values", "incumbent", "chosen", "why"),
     [
         ([-0.05, -0.01, 0.0, -0.02], ROW, 0, "the fastest"),
-        ([-0.05, -0.049, 0.0, -0.046], ROW, 3, "the row in force is as fast"),
-        ([-0.004, -0.003, 0.0, -0.004], ROW, 3, "the row in force is as fast"),
+        ([-0.05, -0.049, 0.0, -0.046], ROW, 3, "what is in force is as fast"),
+        ([-0.004, -0.003, 0.0, -0.004], ROW, 3, "what is in force is as fast"),
         ([-0.004, -0.003, 0.0], None, 2, "the default is as fast"),
         ([-0.05, -0.048, 0.0], None, 1, "fewest resources of 2"),
         ([-0.05, -0.044, 0.0], None, 0, "the fastest"),

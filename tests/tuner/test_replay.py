@@ -191,3 +191,6 @@ def test_a_replay_knows_what_to_expect(modelled: Recording) -> None:
     expected = max(np.sqrt(np.mean(np.square((logs[0] + 2 * logs[1]) / 3))), np.sqrt(np.mean(np.square(logs[2]))))
     assert bench.deviation == pytest.approx(expected, rel=0.05)
     assert bench.trial_seconds == pytest.approx(0.35 + 1.1)
+    assert bench.compile_seconds == pytest.approx(modelled.arrays["binary_ms"].mean() / 4000)
+    bench.noise(1)
+    assert bench.now() == pytest.approx(bench.noise_seconds, abs=1e-6)

@@ -301,7 +301,7 @@ def test_the_packaged_recording_replays_with_the_kernel_as_it_is() -> None:
     assert {setting.consumer_warps for setting in recording.settings} == {4, 8}
     assert recording.default == resolve(Setting(), recording.geometry, recording.device)
     assert recording.status(recording.index[recording.default]) is Status.MEASURED
-    assert len(set(recording.settings)) == 3864
+    assert len(set(recording.settings)) == 3960
     space = Space(recording.geometry, recording.device, allowed=recording.settings)
     assert space.size == 3864
     whole = list(product(*(range(len(dimension.values)) for dimension in space.dimensions)))

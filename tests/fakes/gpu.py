@@ -161,6 +161,7 @@ class FakeCard:
         self.broken = False
         self.looks = self.launches = 0
         self._ticks = 0
+        self._times: list[float] = []
         self._speed, self._trouble = float(said("speed", "1")), said("trouble", "")
         self._be_there()
 
@@ -189,8 +190,8 @@ class FakeCard:
     def capture(self, body: Callable[[], None]) -> FakeGraph:
         return FakeGraph(self, body)
 
-    def time(self, graphs: Sequence[Graph]) -> list[float]:
-        times: list[float] = []
+    def start(self, graphs: Sequence[Graph]) -> None:
+        times = self._times = []
         lines = []
         for graph in graphs:
             assert isinstance(graph, FakeGraph)
@@ -209,8 +210,10 @@ class FakeCard:
         if self._options.get("journal"):
             with Path(self._options["journal"]).open("a") as file:
                 file.writelines(lines)
+
+    def finish(self) -> list[float]:
         self.synchronize()
-        return times
+        return self._times
 
     def release(self) -> None:
         self.trace.clear()

@@ -206,7 +206,8 @@ class Session:
     def time_plans(self, arm: Arm, points: Sequence[int]) -> list[int]:
         """ns of the plan of each point: it is made once a step for all layers, and so no part of the chain."""
         graphs = [arm.plan_graph(point) for point in points]
-        times = self.card.time(graphs * PLAN_REPLAYS)
+        self.card.start(graphs * PLAN_REPLAYS)
+        times = self.card.finish()
         return [round(statistics.median(times[n :: len(points)]) / PLANS) for n in range(len(points))]
 
     def plans(self, setting: Setting) -> list[str]:

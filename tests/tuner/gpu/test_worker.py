@@ -241,7 +241,7 @@ def test_a_time_that_is_no_number_ends_as_nan(session: Sessions, expected: Expec
 
 def test_a_clock_that_collapses_makes_the_trial_dirty(session: Sessions, expected: Expected) -> None:
     fallen = {"sm_mhz": 900}
-    answer = measure(session(looks=[{}, *[fallen] * 3]), request(expected), ignore)
+    answer = measure(session(looks=[{}, *[fallen] * 9]), request(expected), ignore)
     assert answer["status"] == Status.DIRTY
     assert answer["reason"] == "the window was dirty: the SM clock fell to 900 MHz, of late it was 1980"
     once = measure(session(looks=[{}, fallen]), request(expected), ignore)

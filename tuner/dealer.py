@@ -1,15 +1,19 @@
 """Work for several devices: one thread each, which takes what is next for it or for any.
 
 With a trial a device is told of the one that it does after it, if there is one and no other device is free for it.
+
+A trial whose binary a device has had costs it less: graphs and small cases are there already. So among the first trials
+that wait a device takes such a one before the oldest.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 from mjolnir.tuner.bench import Bench, BenchFailure, Instance, Outcome, Status
@@ -19,6 +23,15 @@ T = TypeVar("T")
 
 MOST_ASKED = 2
 """How many devices a trial is asked of, should it be lost with its worker."""
+
+AT_HAND = 4
+"""Trials, oldest first, among which a device looks for one whose binary it has had."""
+
+MOST_PASSED = 2
+"""How often a trial may be passed over for a younger one: records keep their order, and so wait for it."""
+
+LOSES_WORKER = (Status.INFRASTRUCTURE, Status.HUNG, Status.CRASHED)
+"""Ways to end after which a device has another process, which has had no binary."""
 
 JOIN_SECONDS = 30.0
 """How long a thread may take to end once its bench is closed."""
@@ -34,6 +47,7 @@ class Member:
         aside: why it gets no more work; empty while it does.
         failures: failures of its own in a row.
         next: what it was told of already, and does next.
+        had: the binaries of the trials that it has taken.
     """
 
     name: str
@@ -41,6 +55,7 @@ class Member:
     aside: str = ""
     failures: int = 0
     next: Task | None = None
+    had: set[Hashable] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -52,14 +67,18 @@ class Task:
         future: what comes of it.
         member: the device that it is for; None for any.
         ahead: announces it to the device that will do it next.
+        binary: of a trial, what settings that share one binary have in common; None of all else.
         lost: the devices that lost it, and how.
+        passed: how often it was passed over for a younger one.
     """
 
     work: Callable[[Bench], Any]
     future: Future[Any]
     member: Member | None = None
     ahead: Callable[[Bench], None] | None = None
+    binary: Hashable = None
     lost: list[dict[str, str]] = field(default_factory=list)
+    passed: int = 0
 
     def suits(self, member: Member) -> bool:
         """Whether this device may do it."""
@@ -69,7 +88,7 @@ class Task:
 
 
 class Dealer:
-    """Deals tasks to devices, oldest first.
+    """Deals tasks to devices, oldest first but for trials whose binary a device has had.
 
     Args:
         benches: by name of the device.
@@ -93,14 +112,17 @@ class Dealer:
         """The devices that are not set aside."""
         return [member for member in self.members if not member.aside]
 
-    def deal(self, work: Callable[[Bench], Outcome], ahead: Callable[[Bench], None]) -> Future[Outcome]:
+    def deal(
+        self, work: Callable[[Bench], Outcome], ahead: Callable[[Bench], None], binary: Hashable = None
+    ) -> Future[Outcome]:
         """Have any device do a trial; asked again of another where the device fails, and told so in its facts.
 
         Args:
             work: measures it.
             ahead: announces it to the device that will.
+            binary: equal for trials that share one.
         """
-        return self._add(Task(work, Future(), ahead=ahead))
+        return self._add(Task(work, Future(), ahead=ahead, binary=binary))
 
     def ask(self, member: Member, work: Callable[[Bench], T]) -> Future[T]:
         """Have one device do something, as soon as it is free."""
@@ -141,7 +163,7 @@ class Dealer:
                 self._done(member, task, result)
 
     def _next(self, member: Member) -> Task | None:
-        """The oldest task for this device, waited for; None when there will be none."""
+        """The next task for this device, waited for; None when there will be none."""
         with self._changed:
             told, member.next = member.next, None
             if told is not None and not self._closed:
@@ -156,14 +178,30 @@ class Dealer:
             return None
 
     def _take(self, member: Member, ahead: bool = False) -> Task | None:
-        """Take the oldest task that suits this device from the list; `ahead` only if it can be announced."""
-        for task in [task for task in self._tasks if task.suits(member)]:
+        """Take the next task for this device from the list; `ahead` only if it can be announced."""
+        while (task := self._choose(member)) is not None:
             if ahead and (task.ahead is None or task.lost):
                 return None
+            for older in takewhile(lambda other: other is not task, self._suiting(member)):
+                older.passed += 1
             self._tasks.remove(task)
             if task.future.running() or task.future.set_running_or_notify_cancel():
+                member.had.add(task.binary)
                 return task
         return None
+
+    def _choose(self, member: Member) -> Task | None:
+        """The oldest task that suits this device, or a trial at hand whose binary it has had; nothing passes a task
+        that is no trial, nor one that was passed often enough."""
+        for task in islice(self._suiting(member), AT_HAND):
+            if task.binary is not None and task.binary in member.had:
+                return task
+            if task.binary is None or task.passed >= MOST_PASSED:
+                break
+        return next(self._suiting(member), None)
+
+    def _suiting(self, member: Member) -> Iterator[Task]:
+        return (task for task in self._tasks if task.suits(member))
 
     def _look_ahead(self, member: Member) -> None:
         """Keep the trial that comes next for this device, and tell it, while all others have something to do."""
@@ -195,6 +233,8 @@ class Dealer:
         """Count a device's failures in a row, and set it aside after too many."""
         with self._changed:
             member.failures = member.failures + 1 if status is Status.INFRASTRUCTURE else 0
+            if status in LOSES_WORKER:
+                member.had.clear()
             if member.failures >= MOST_FAILURES:
                 member.aside = reason or "it failed"
                 if member.next is not None:  # it was told of this, and will not do it

@@ -3,7 +3,8 @@
 What the campaign will ask for is announced by `begin`, `begin_noise` and `begin_instance`; a device that is free takes
 it up, and `measure`, `noise` and `instance` then wait for what comes of it. Trials go to any device, asks running ahead
 of the one that is recorded next (`Options.depth`); A/A comparisons, and the fresh processes of the finals, go to the
-devices in turn, so that all of them are at work. Records keep their order, and follow from outcomes alone.
+devices in turn, so that all of them are at work. A device may take a trial whose binary it has had before an older one
+(see `Dealer`). Records keep their order, and follow from outcomes alone.
 
 Ratios can be compared across devices since each is taken against the default on the same device in the same window.
 Canaries go through the gate of every device; the instances of one process stay on one device.
@@ -14,7 +15,7 @@ A trial that is lost with its worker is asked again of another device, once, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,8 @@ from typing import Any
 
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry, Placement
-from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.knobs import KNOBS, Setting
+from mjolnir.kernel.variant import resolve
 from mjolnir.tuner.bench import REJECTED, Bench, BenchFailure, Instance, InstanceRequest, Outcome, Race, Status, Timing
 from mjolnir.tuner.dealer import Dealer, Member
 from mjolnir.tuner.workload import Workload
@@ -93,10 +95,17 @@ class FleetBench:
         if trial not in self._begun:
             work = partial(_measure, trial=trial, setting=setting, race=race)
             ahead = partial(_begin, trial=trial, setting=setting, race=race)
-            self._begun[trial] = setting, self._dealer.deal(work, ahead)
+            self._begun[trial] = setting, self._dealer.deal(work, ahead, self._binary(setting))
+
+    def _binary(self, setting: Setting) -> Hashable:
+        """Equal for settings that share a binary: the knobs that are compiled in, and whether partials are merged."""
+        values = resolve(setting, self.geometry, self.device).as_dict()
+        return (*(values[knob.name] for knob in KNOBS if knob.baked), setting.max_splits != 1)
 
     def begun(self, trial: int) -> bool:
-        """See `Bench`."""
+        """See `Bench`; a trial that a younger one has passed counts as taken up with it, since records keep order."""
+        if any(number > trial and (it.running() or it.done()) for number, (_, it) in self._begun.items()):
+            return True
         if trial in self._begun and not self._begun[trial][1].cancel():
             return True
         self._begun.pop(trial, None)

@@ -8,6 +8,7 @@ kernel does is read from its sources: `# speed 0.9` or `# trouble wrong` in `eng
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -142,10 +143,11 @@ class FakeDecoder:
 
 
 def scribble(k_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> None:
-    """Change a cell that no output depends on: past the end of the first sequence whose last page has room."""
+    """Change a cell that no output depends on: past the end of the first sequence whose last page has room, if any."""
     page_size = k_cache.shape[1]
-    row, length = next((n, length) for n, length in enumerate(seq_lens.tolist()) if length % page_size)
-    k_cache[int(block_table[row, length // page_size]), length % page_size, 0, 0] += 1
+    roomy = ((n, length) for n, length in enumerate(seq_lens.tolist()) if length % page_size)
+    for row, length in itertools.islice(roomy, 1):
+        k_cache[int(block_table[row, length // page_size]), length % page_size, 0, 0] += 1
 
 
 class FakeCard:
@@ -159,6 +161,7 @@ class FakeCard:
         self.broken = False
         self.looks = self.launches = 0
         self._ticks = 0
+        self._times: list[float] = []
         self._speed, self._trouble = float(said("speed", "1")), said("trouble", "")
         self._be_there()
 
@@ -187,8 +190,8 @@ class FakeCard:
     def capture(self, body: Callable[[], None]) -> FakeGraph:
         return FakeGraph(self, body)
 
-    def time(self, graphs: Sequence[Graph]) -> list[float]:
-        times: list[float] = []
+    def start(self, graphs: Sequence[Graph]) -> None:
+        times = self._times = []
         lines = []
         for graph in graphs:
             assert isinstance(graph, FakeGraph)
@@ -207,8 +210,10 @@ class FakeCard:
         if self._options.get("journal"):
             with Path(self._options["journal"]).open("a") as file:
                 file.writelines(lines)
+
+    def finish(self) -> list[float]:
         self.synchronize()
-        return times
+        return self._times
 
     def release(self) -> None:
         self.trace.clear()

@@ -11,6 +11,7 @@ import pytest
 
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import Variant, resolve
 from mjolnir.tuner.bench import Bench, InstanceRequest, Outcome, Status
 from mjolnir.tuner.coordinator import Result, run
 from mjolnir.tuner.fleet import FleetBench
@@ -223,6 +224,32 @@ def test_of_what_was_announced_only_what_has_begun_is_measured(modelled: Recordi
     made.noise(1)
     made.close()
     assert sorted(trial for bench in benches for trial, _ in bench.measured) == begun
+
+
+def test_a_trial_that_was_passed_over_is_begun_with_the_one_that_passed_it(modelled: Recording) -> None:
+    slow = {1: 0.2, 3: 0.2}
+    made = fleet(SlowBench(modelled, slow=slow))
+    first = modelled.settings[0]
+    second = next(other for other in modelled.settings if made._binary(other) != made._binary(first))
+    settings = {1: first, 2: second, 3: first}
+    for trial, setting in settings.items():
+        made.begin(trial, setting)
+    while not made._begun[3][1].running():
+        time.sleep(0.01)
+    assert not made._begun[2][1].running()
+    assert [made.begun(trial) for trial in (1, 2, 3)] == [True] * 3
+    assert [made.measure(trial, setting).status for trial, setting in settings.items()] == [Status.MEASURED] * 3
+    made.close()
+
+
+def test_settings_share_a_binary_as_variants_do(modelled: Recording) -> None:
+    made = fleet(SlowBench(modelled))
+    settings = [replace(setting, max_splits=splits) for setting in modelled.settings[:40] for splits in (0, 1, 2, 8)]
+    settings += [Setting(), Setting(kv_stages=resolve(Setting(), made.geometry, made.device).kv_stages)]
+    variants = [Variant.of(setting, made.geometry, made.device) for setting in settings]
+    binaries = [made._binary(setting) for setting in settings]
+    assert len(set(variants)) == len(set(binaries)) == len(set(zip(variants, binaries, strict=True)))
+    made.close()
 
 
 def test_devices_have_to_be_equal(modelled: Recording) -> None:

@@ -84,8 +84,11 @@ class Card(Protocol):
     def capture(self, body: Callable[[], None]) -> Graph:
         """Capture what `body` enqueues; it must have run once before."""
 
-    def time(self, graphs: Sequence[Graph]) -> list[float]:
-        """Replay `graphs` one after another, all enqueued before the first ends; ns of each."""
+    def start(self, graphs: Sequence[Graph]) -> None:
+        """Enqueue the replays of `graphs` one after another, all before the first ends; nothing is waited for."""
+
+    def finish(self) -> list[float]:
+        """Wait for what was started; ns of each replay."""
 
     def synchronize(self) -> None:
         """Wait for everything enqueued; raises what the device has to say."""
@@ -126,6 +129,7 @@ class CudaCard:
         self.synchronize()
         self._looker.settle()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._started = self._events
 
     def environment(self) -> dict[str, Any]:
         """Driver, packages and kernel sources."""
@@ -169,18 +173,21 @@ class CudaCard:
         graph.capture_end()
         return graph
 
-    def time(self, graphs: Sequence[Graph]) -> list[float]:
-        """CUDA events around each replay, read after the last."""
+    def start(self, graphs: Sequence[Graph]) -> None:
+        """CUDA events around each replay."""
         while len(self._events) < len(graphs):
             pair = (_timing_event(), _timing_event())
             self._events.append(pair)
-        pairs = self._events[: len(graphs)]
-        for graph, (begin, end) in zip(graphs, pairs, strict=True):
+        self._started = self._events[: len(graphs)]
+        for graph, (begin, end) in zip(graphs, self._started, strict=True):
             begin.record(self._stream)
             graph.replay()
             end.record(self._stream)
+
+    def finish(self) -> list[float]:
+        """What the events say, read after the last."""
         self._stream.synchronize()
-        return [begin.elapsed_time(end) * 1e6 for begin, end in pairs]
+        return [begin.elapsed_time(end) * 1e6 for begin, end in self._started]
 
     def synchronize(self) -> None:
         """Wait for the device."""

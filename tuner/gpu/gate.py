@@ -2,27 +2,28 @@
 
 Each binary runs the emulator's small cases. Each setting and point then has the output of the very graph that is
 timed compared with an f32 reference on the device. Every output is filled with NaN first, so that what is not written
-is seen.
+is seen. All that is to be compared is enqueued before any of it is waited for: at each wait the device runs dry. So a
+kernel that is wrong runs on to the end of the list, and counts as crashed if it takes the device down there.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.bench import Status
-from mjolnir.tuner.gpu.card import Card, Graph
+from mjolnir.tuner.gpu.card import Card, Decoder, Graph
 from mjolnir.tuner.gpu.chain import blaming_kernel
+from mjolnir.tuner.gpu.comparison import Check, Comparison, compared, finished
 from mjolnir.tuner.gpu.expected import KeptCase, load_inputs
-from mjolnir.tuner.gpu.inputs import PointInputs
+from mjolnir.tuner.gpu.inputs import READ_ONLY, PointInputs
 
 if TYPE_CHECKING:
     from mjolnir.kernel.cases import Case, Inputs
@@ -33,72 +34,13 @@ READERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One comparison.
-
-    Attributes:
-        name: the case, or the point.
-        status: measured when it passed, else nan or incorrect.
-        excess: the largest error over its bound, right up to 1; None when it is not finite.
-        error: the error of that element.
-        bound: the bound of that element.
-        seed: of the inputs.
-        note: what else is wrong.
-    """
-
-    name: str
-    status: Status
-    excess: float | None
-    error: float | None
-    bound: float | None
-    seed: int
-    note: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the output was right."""
-        return self.status is Status.MEASURED
-
-    @property
-    def reason(self) -> str:
-        """One line that says what was wrong."""
-        if self.note:
-            return f"{self.name}: {self.note}"
-        if self.status is Status.NAN:
-            return f"{self.name}: the output holds NaN or infinity, or was not written"
-        return f"{self.name}: an output is off by {self.error:.3g}, the bound is {self.bound:.3g}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON form, to six digits; a check that passed says no more than how close it was."""
-        numbers = {"excess": self.excess, "error": self.error, "bound": self.bound}
-        shown = {name: None if number is None else float(f"{number:.6g}") for name, number in numbers.items()}
-        values: dict[str, Any] = {**shown, "seed": self.seed}
-        return values if self.passed else {**values, "status": str(self.status), "reason": self.reason}
-
-
-def judge(name: str, out: Tensor, reference: Tensor, allowed: Tensor, seed: int) -> Check:
-    """Compare `out` with `reference`, element by element within `allowed`; all of one shape."""
-    value, right = out.float(), reference.float()
-    error = torch.where(value == right, 0.0, (value - right).abs())
-    ratio = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=torch.inf, posinf=torch.inf).flatten()
-    worst = ratio.argmax()
-    numbers = torch.stack([ratio[worst], error.flatten()[worst], allowed.flatten()[worst].float()])
-    finite = torch.isfinite(value).all().float()
-    excess, off, bound, all_finite = torch.cat([numbers, finite[None]]).tolist()
-    status = Status.NAN if not all_finite else Status.MEASURED if excess <= 1 else Status.INCORRECT
-    return Check(name, status, _finite(excess), _finite(off), _finite(bound), seed)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-@dataclass(frozen=True, slots=True)
 class CaseOnCard:
-    """A small case with its inputs, the emulator's output and how far one may be from it, on the device."""
+    """A small case with its inputs, the lengths that its plan is made for, the emulator's output and how far one may be
+    from it, on the device."""
 
     case: Case
     inputs: Inputs
+    planned: Tensor
     out: Tensor
     allowed: Tensor
 
@@ -115,32 +57,36 @@ def place_cases(card: Card, cases: Sequence[KeptCase], placed: dict[Path, Inputs
     with ThreadPoolExecutor(READERS) as readers:
         for path, inputs in zip(new, readers.map(load_inputs, new.values(), new), strict=True):
             placed[path] = inputs.to(device)
-    return [CaseOnCard(kept.case, placed[kept.inputs], kept.out.to(device), kept.allowed.to(device)) for kept in cases]
+    return [
+        CaseOnCard(
+            kept.case,
+            placed[kept.inputs],
+            torch.tensor(kept.case.planned, dtype=torch.int32, device=device),
+            kept.out.to(device),
+            kept.allowed.to(device),
+        )
+        for kept in cases
+    ]
 
 
 def check_cases(card: Card, setting: Setting, cases: Sequence[CaseOnCard], fault: str) -> list[Check]:
-    """Run a binary on the small cases; stops at the first that fails.
+    """Run a binary on the small cases, and wait for all of them at once; checks up to and with the first that fails.
 
     Raises:
         LaunchError: the kernel could not be launched, or the device failed.
     """
-    checks: list[Check] = []
-    for placed in cases:
-        checks.append(_check_case(card, setting, placed, fault))
-        if not checks[-1].passed:
-            break
-    return checks
+    launched = [_launch_case(card, setting, placed, fault) for placed in cases]  # buffers stay until they were used
+    return finished(card, [comparison for comparison, _ in launched])
 
 
-def _check_case(card: Card, setting: Setting, placed: CaseOnCard, fault: str) -> Check:
-    case, inputs, device = placed.case, placed.inputs, card.torch_device
+def _launch_case(card: Card, setting: Setting, placed: CaseOnCard, fault: str) -> tuple[Comparison, Decoder]:
+    case, inputs = placed.case, placed.inputs
     batch, tokens = len(case.lengths), len(inputs.q)
-    rows = torch.full((tokens + 1, *inputs.q.shape[1:]), torch.nan, dtype=inputs.q.dtype, device=device)
-    planned = torch.tensor(case.planned, dtype=torch.int32, device=device)
+    rows = inputs.q.new_full((tokens + 1, *inputs.q.shape[1:]), torch.nan)
     with blaming_kernel():
         same_binary = replace(setting, max_splits=case.max_splits)
         decoder = card.decoder(same_binary, max_batch=batch, capacity=case.capacity, fault=fault)
-        decoder.plan(planned, case.margin)
+        decoder.plan(placed.planned, case.margin)
         decoder.run(
             inputs.q,
             inputs.k,
@@ -152,70 +98,91 @@ def _check_case(card: Card, setting: Setting, placed: CaseOnCard, fault: str) ->
             inputs.v_scale,
             inputs.scale,
         )
-        card.synchronize()
-    check = judge(f"case {case.name}", rows[:tokens], placed.out, placed.allowed, case.seed)
-    if check.passed and not rows[tokens].isnan().all():
-        return replace(check, status=Status.INCORRECT, note="rows beyond the batch were written")
-    return check
+    beyond = rows[tokens].isnan().all().logical_not().reshape(1)
+    numbers = compared(rows[:tokens], placed.out, placed.allowed, beyond)
+    return Comparison(f"case {case.name}", case.seed, numbers, _beyond), decoder
 
 
-def check_point(card: Card, name: str, inputs: PointInputs, graph: Graph) -> Check:
-    """Replay the timed graph once and compare what it left in every set's output with the reference.
+def _beyond(flags: Sequence[float]) -> str:
+    return "rows beyond the batch were written" if any(flags) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PointOnCard:
+    """A point that is gated.
+
+    Attributes:
+        name: of the point.
+        inputs: what lies on the device for it.
+        ready: makes the point's plan and returns the graph that is timed; called right before a replay, as a plan lies
+            in a buffer that all points of a setting share.
+    """
+
+    name: str
+    inputs: PointInputs
+    ready: Callable[[], Graph]
+
+
+def check_points(card: Card, points: Sequence[PointOnCard]) -> list[Check]:
+    """Replay each timed graph once, compare what it left in every set's output with the reference, and see whether it
+    wrote elsewhere; one wait for all. Checks up to and with the first that is wrong.
 
     Raises:
-        LaunchError: the device failed.
+        LaunchError: a graph could not be made, or the device failed.
     """
-    reference, allowed = inputs.reference()
+    for point in points:  # before anything runs that may write where it should not
+        point.inputs.reference()
+    return finished(card, [_replay_point(point) for point in points])
+
+
+def _replay_point(point: PointOnCard) -> Comparison:
+    inputs = point.inputs
+    _replay(inputs, point.ready())
+    numbers = compared(inputs.out, *inputs.reference(), inputs.written())
+    return Comparison(f"point {point.name}", inputs.seed, numbers, _written)
+
+
+def _replay(inputs: PointInputs, graph: Graph) -> None:
+    """Enqueue one replay; what it does not write stays NaN."""
     inputs.out.fill_(torch.nan)
     with blaming_kernel():
         graph.replay()
-        card.synchronize()
-    check = judge(f"point {name}", inputs.out, reference, allowed, inputs.seed)
-    changed = inputs.changed() if check.passed else ""
-    if changed:
-        return replace(check, status=Status.INCORRECT, note=f"inputs were written to: {changed}")
-    return check
 
 
-def check_fresh(card: Card, name: str, inputs: PointInputs, graph: Graph) -> Check:
+def _written(flags: Sequence[float]) -> str:
+    return f"inputs were written to: {', '.join(compress(READ_ONLY, flags))}" if any(flags) else ""
+
+
+def check_fresh(card: Card, point: PointOnCard) -> Check:
     """Replay the graph on other queries than it has seen so far: an output kept from an earlier launch is now wrong.
 
     Raises:
         LaunchError: the device failed.
     """
+    inputs, graph = point.inputs, point.ready()
     seed = inputs.seed + 1
-    inputs.out.fill_(torch.nan)
     with inputs.other_queries(seed) as (reference, allowed):
-        with blaming_kernel():
-            graph.replay()
-            card.synchronize()
-        return judge(f"other queries at {name}", inputs.out[-1], reference, allowed, seed)
+        _replay(inputs, graph)
+        numbers = compared(inputs.out[-1], reference, allowed)
+    return finished(card, [Comparison(f"other queries at {point.name}", seed, numbers)])[0]
 
 
-def repeats(card: Card, inputs: PointInputs, graph: Graph) -> bool:
-    """Whether two launches on equal inputs leave the same bits.
+def repeats(card: Card, points: Sequence[PointOnCard]) -> list[bool]:
+    """Whether two launches on equal inputs leave the same bits, at each of one or more points; waits once.
 
     Raises:
         LaunchError: the device failed.
     """
-    left = []
+    same = [_same_bits(point) for point in points]
+    with blaming_kernel():
+        told = torch.stack(same)
+        card.synchronize()
+    return [bool(equal) for equal in told.tolist()]
+
+
+def _same_bits(point: PointOnCard) -> Tensor:
+    graph, left = point.ready(), []
     for _ in range(2):
-        inputs.out.fill_(torch.nan)
-        with blaming_kernel():
-            graph.replay()
-            card.synchronize()
-        left.append(inputs.out.view(torch.int16).clone())
-    return torch.equal(*left)
-
-
-def summary(checks: Mapping[str, Sequence[Check]]) -> dict[str, Any]:
-    """The `correctness` of an outcome: by kind of check how many there were, the worst, and the one that failed."""
-    result: dict[str, Any] = {}
-    for kind, made in checks.items():
-        if not made:
-            continue
-        worst = max(made, key=lambda check: math.inf if check.excess is None else check.excess)
-        failed = next((check for check in made if not check.passed), worst)
-        result[kind] = {"checked": len(made), "worst": {"name": failed.name, **failed.as_dict()}}
-        result[kind]["seeds"] = sorted({check.seed for check in made})
-    return result
+        _replay(point.inputs, graph)
+        left.append(point.inputs.out.view(torch.int16).clone())
+    return (left[0] == left[1]).all()

@@ -45,6 +45,9 @@ FILL_ELEMENTS = 1 << 26
 FILL_TURN = 9973
 """Bytes by which each chunk of a pool is turned against the one before: odd, so that no two pages are ever alike."""
 
+READ_ONLY = ("KV cache", "block table", "lengths", "queries")
+"""What a launch reads and must not write to; its writer leaves there what lay there before."""
+
 _VERSIONS = itertools.count(1)
 
 
@@ -119,7 +122,7 @@ class PointInputs:
         self.version = 0
         self.seed = 0
         self._reference: tuple[Tensor, Tensor] | None = None
-        self._fingerprint: tuple[int, ...] = ()
+        self._fingerprint = torch.empty(0, dtype=torch.int64, device=device)
 
     @property
     def kv_bytes(self) -> int:
@@ -258,13 +261,15 @@ class PointInputs:
 
     def changed(self) -> str:
         """What a launch has written to that it should only read; empty when nothing."""
-        names = ("KV cache", "block table", "lengths", "queries")
-        pairs = zip(names, self._fingerprint, self._take_fingerprint(), strict=True)
-        return ", ".join(name for name, before, now in pairs if before != now)
+        return ", ".join(itertools.compress(READ_ONLY, self.written().tolist()))
 
-    def _take_fingerprint(self) -> tuple[int, ...]:
+    def written(self) -> Tensor:
+        """Whether a launch has written to each of `READ_ONLY`; bool, on the device, and nothing is waited for."""
+        return self._take_fingerprint() != self._fingerprint
+
+    def _take_fingerprint(self) -> Tensor:
         parts = (self.pool, self.tables, self.seq_lens, self.q.view(torch.int16))
-        return tuple(torch.stack([part.sum(dtype=torch.int64) for part in parts]).tolist())
+        return torch.stack([part.sum(dtype=torch.int64) for part in parts])
 
 
 def _columns(pairs: list[tuple[int, int]], device: str) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mjolnir.tuner.gpu.window import between
@@ -116,7 +117,9 @@ class Job:
 class Stopwatch(Protocol):
     """The part of a `card.Card` that measuring needs."""
 
-    def time(self, graphs: Sequence[Graph]) -> list[float]: ...
+    def start(self, graphs: Sequence[Graph]) -> None: ...
+
+    def finish(self) -> list[float]: ...
 
     def look(self) -> dict[str, Any]: ...
 
@@ -125,10 +128,17 @@ class TimingError(RuntimeError):
     """A replay took no time, or one that is no number."""
 
 
+Samples = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""`samples` and `empty` of a block."""
+
+
 def take(
     card: Stopwatch, points: Sequence[Callable[[], Job]], policy: Policy, rounds: int | None = None
 ) -> list[Block]:
     """Time the arms against one another, point by point, each point in a window of its own.
+
+    A look takes a millisecond, so it is taken while the device replays: the one at the start of a block ends the window
+    before it as well. Blocks whose window was dirty are taken again after all points.
 
     Args:
         card: the device.
@@ -139,36 +149,47 @@ def take(
     Raises:
         TimingError: a time that is none.
     """
+    count = rounds or policy.rounds
+    looks: list[dict[str, Any]] = []
+    taken = [_rounds(card, ready(), policy, count, lambda: looks.append(card.look())) for ready in points]
+    looks.append(card.look())
+    windows = [between(before, after) for before, after in pairwise(looks)]
     blocks: list[Block] = []
-    look = card.look()
-    for ready in points:
-        blocks.append(_block(card, ready, policy, rounds or policy.rounds, look))
-        look = blocks[-1].window["after"]
+    for ready, samples, window in zip(points, taken, windows, strict=True):
+        blocks.append(_clean(card, ready, policy, count, Block(*samples, window), looks))
     return blocks
 
 
-def _block(card: Stopwatch, ready: Callable[[], Job], policy: Policy, rounds: int, before: Mapping[str, Any]) -> Block:
+def _clean(
+    card: Stopwatch,
+    ready: Callable[[], Job],
+    policy: Policy,
+    rounds: int,
+    block: Block,
+    looks: list[dict[str, Any]],
+) -> Block:
+    """A block, taken again while its window is dirty and the policy allows; adds to the `looks`, of which the last is
+    the one before."""
     discarded: list[dict[str, Any]] = []
-    while True:
-        arms, empty = _rounds(card, ready(), policy, rounds)
-        window = between(before, card.look())
-        if not window["dirty"] or len(discarded) + 1 >= policy.attempts:
-            break
-        discarded.append({**window, "samples": [list(arm) for arm in arms], "empty": list(empty)})
-        before = window["after"]
-    if discarded:
-        window["discarded"] = discarded
-    return Block(arms, empty, window)
+    while block.window["dirty"] and len(discarded) + 1 < policy.attempts:
+        discarded.append({**block.window, "samples": [list(arm) for arm in block.samples], "empty": list(block.empty)})
+        samples = _rounds(card, ready(), policy, rounds)
+        looks.append(card.look())
+        block = Block(*samples, between(*looks[-2:]))
+    return replace(block, window={**block.window, "discarded": discarded}) if discarded else block
 
 
 def _rounds(
-    card: Stopwatch, job: Job, policy: Policy, rounds: int
-) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    card: Stopwatch, job: Job, policy: Policy, rounds: int, meanwhile: Callable[[], None] = lambda: None
+) -> Samples:
+    """The samples of a block; `meanwhile` is called once all of it is enqueued."""
     everything = [*job.graphs, job.empty]
     order = schedule(len(job.graphs), rounds, policy.empty_every)
     # The warm-up also keeps the GPU busy while the first rounds are enqueued, so that no replay waits for the host.
     warmups = list(range(len(everything))) * policy.warmups
-    times = card.time([everything[index] for index in warmups + order])[len(warmups) :]
+    card.start([everything[index] for index in warmups + order])
+    meanwhile()
+    times = card.finish()[len(warmups) :]
     samples: list[list[int]] = [[] for _ in everything]
     for index, nanoseconds in zip(order, times, strict=True):
         if not (math.isfinite(nanoseconds) and nanoseconds > 0):

@@ -6,6 +6,7 @@ import hashlib
 import statistics
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,18 @@ from mjolnir.kernel.variant import Variant
 from mjolnir.tuner.gpu.canaries import Replaying, baked, require_binary
 from mjolnir.tuner.gpu.card import Card
 from mjolnir.tuner.gpu.chain import PLANS, Arm, Chains, blaming_kernel
+from mjolnir.tuner.gpu.comparison import Check
 from mjolnir.tuner.gpu.expectation import Expectation
 from mjolnir.tuner.gpu.expected import load_expected
-from mjolnir.tuner.gpu.gate import CaseOnCard, Check, check_cases, check_fresh, check_point, place_cases, repeats
+from mjolnir.tuner.gpu.gate import (
+    CaseOnCard,
+    PointOnCard,
+    check_cases,
+    check_fresh,
+    check_points,
+    place_cases,
+    repeats,
+)
 from mjolnir.tuner.gpu.inputs import PointInputs
 from mjolnir.tuner.gpu.measure import Block, Job, Policy, sets_of, take
 from mjolnir.tuner.gpu.plans import capacity_of, kv_bytes_of, plan_digests
@@ -26,9 +36,10 @@ from mjolnir.tuner.workload import Workload
 if TYPE_CHECKING:
     from mjolnir.kernel.cases import Inputs
 
-KEPT_ARMS = 8
-"""Binaries whose graphs are kept, for settings that differ only in splits."""
-
+KEPT_ARMS = 24
+"""Binaries whose graphs are kept, for settings that differ in splits alone, or come again. On the H200 each takes 1 to
+2 MB of buffers, and graphs of 600 kernels over eight points. Of 300 trials searched live, with 67 binaries, 90 would
+have found theirs with 8 kept, 191 with 24, 213 with 32 and 233 with all."""
 
 PLAN_REPLAYS = 5
 
@@ -148,25 +159,21 @@ class Session:
         return self._gated[variant]
 
     def gate_points(self, arm: Arm, points: Sequence[int]) -> list[Check]:
-        """The outputs of the graphs that are to be timed; stops at the first that is wrong."""
-        checks: list[Check] = []
-        for point in points:
-            name = self.workload.points[point].name
-            checks.append(check_point(self.card, name, self._points[point], arm.ready(point)))
-            if not checks[-1].passed:
-                break
-        return checks
+        """The outputs of the graphs that are to be timed; up to and with the first that is wrong."""
+        return check_points(self.card, [self._on_card(arm, point) for point in points])
 
     def gate_fresh(self, arm: Arm, points: Sequence[int]) -> list[Check]:
         """The outputs of a graph on queries that it has never seen, at the point that is checked soonest."""
         point = min(points, key=lambda point: self._points[point].kv_bytes)
-        name = self.workload.points[point].name
-        return [check_fresh(self.card, name, self._points[point], arm.ready(point))]
+        return [check_fresh(self.card, self._on_card(arm, point))]
 
     def bitwise(self, arm: Arm, points: Sequence[int]) -> dict[str, Any]:
         """Whether two launches on equal inputs give the same bits, at each point; in words of a record."""
-        same = [repeats(self.card, self._points[point], arm.ready(point)) for point in points]
+        same = repeats(self.card, [self._on_card(arm, point) for point in points])
         return {"launches": 2, "points": len(same), "equal": all(same)}
+
+    def _on_card(self, arm: Arm, point: int) -> PointOnCard:
+        return PointOnCard(self.workload.points[point].name, self._points[point], partial(arm.ready, point))
 
     def spoiled(self) -> bool:
         """Whether a kernel that failed has written to inputs of any point: then this process is of no more use."""
@@ -200,7 +207,8 @@ class Session:
     def time_plans(self, arm: Arm, points: Sequence[int]) -> list[int]:
         """ns of the plan of each point: it is made once a step for all layers, and so no part of the chain."""
         graphs = [arm.plan_graph(point) for point in points]
-        times = self.card.time(graphs * PLAN_REPLAYS)
+        self.card.start(graphs * PLAN_REPLAYS)
+        times = self.card.finish()
         return [round(statistics.median(times[n :: len(points)]) / PLANS) for n in range(len(points))]
 
     def plans(self, setting: Setting) -> list[str]:

@@ -16,7 +16,7 @@ from mjolnir.tuner.gpu.measure import TimingError
 
 if TYPE_CHECKING:
     from mjolnir.tuner.gpu.chain import Arm
-    from mjolnir.tuner.gpu.gate import Check
+    from mjolnir.tuner.gpu.comparison import Check
     from mjolnir.tuner.gpu.session import Session
 
 
@@ -25,7 +25,7 @@ def ready(session: Session, request: Mapping[str, Any], report: Report) -> dict[
 
     The request has "settings", one for each point of the workload, "number" of the instance, "expected" and "binaries".
     """
-    from mjolnir.tuner.gpu.gate import summary
+    from mjolnir.tuner.gpu.comparison import summary
     from mjolnir.tuner.gpu.session import seed_of
 
     settings = [Setting.from_dict(values) for values in request["settings"]]

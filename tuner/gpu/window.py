@@ -134,7 +134,8 @@ def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     slow = sorted(seen & SLOWDOWN)
     strangers = max(before.get("strangers", 0), after.get("strangers", 0))
     trouble = [f"the card throttled ({', '.join(slow)})"] if slow else []
-    # The look before a block may find the card idle, with its clock low; right after a block it never is.
+    # The look before a block may find the card idle, with its clock low; after a block it never is: that look is taken
+    # right behind it, or while the next block runs.
     if after.get("sm_mhz", 0) < COLLAPSE * after.get("recent_mhz", 0):
         trouble.append(f"the SM clock fell to {after['sm_mhz']} MHz, of late it was {after['recent_mhz']}")
     if strangers:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
     from mjolnir.tuner.gpu.chain import Arm
-    from mjolnir.tuner.gpu.gate import Check
+    from mjolnir.tuner.gpu.comparison import Check
     from mjolnir.tuner.gpu.measure import Block
     from mjolnir.tuner.gpu.session import Session
 
@@ -193,7 +193,7 @@ def measure(session: Session, request: Mapping[str, Any], report: Report) -> dic
 def _gated(session: Session, request: Mapping[str, Any]) -> tuple[Arm | None, dict[str, Any]]:
     """The arm that a request measures, where its binary could be made, and the answer if it ends with the gate."""
     from mjolnir.tuner.gpu.canaries import StaleBinary
-    from mjolnir.tuner.gpu.gate import summary
+    from mjolnir.tuner.gpu.comparison import summary
 
     setting, fault, points = Setting.from_dict(request["setting"]), request["fault"], list(request["points"])
     arm: Arm | None = None
@@ -248,7 +248,7 @@ def noise(session: Session, request: Mapping[str, Any], report: Report) -> dict[
 
 def instance(session: Session, request: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """Gate and time several settings on a fresh instance; see `Worker`."""
-    from mjolnir.tuner.gpu.gate import summary
+    from mjolnir.tuner.gpu.comparison import summary
     from mjolnir.tuner.gpu.session import seed_of
 
     points, phases = list(request["points"]), Phases(report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,24 +29,29 @@ class Named:
 
 
 class Card:
-    """Its clock ticks in whole ns; the first looks may be dirty."""
+    """Its clock ticks in whole ns; `throttled` are the looks, counted from 1, that see it throttle."""
 
-    def __init__(self, dirty: int = 0) -> None:
+    def __init__(self, throttled: Container[int] = ()) -> None:
         self.replayed: list[str] = []
         self.batches: list[int] = []
-        self._looks, self._dirty = 0, dirty
+        self.events: list[str] = []
+        self._looks, self._throttled = 0, throttled
 
-    def time(self, graphs: Sequence[Graph]) -> list[float]:
+    def start(self, graphs: Sequence[Graph]) -> None:
+        self.events.append("start")
         self.batches.append(len(graphs))
-        begin = len(self.replayed)
-        names = [graph.name for graph in graphs if isinstance(graph, Named)]
-        self.replayed += names
+        self.replayed += [graph.name for graph in graphs if isinstance(graph, Named)]
+
+    def finish(self) -> list[float]:
+        self.events.append("finish")
+        begin = len(self.replayed) - self.batches[-1]
         cost = {"a": 30_000, "b": 20_000, "empty": 10_000}
-        return [cost[name] + begin + place for place, name in enumerate(names)]
+        return [cost[name] + begin + place for place, name in enumerate(self.replayed[begin:])]
 
     def look(self) -> dict[str, Any]:
         self._looks += 1
-        return {"throttle": ["hw_slowdown"] if self._looks <= self._dirty else []}
+        self.events.append(f"look {self._looks}")
+        return {"look": self._looks, "throttle": ["hw_thermal"] if self._looks in self._throttled else []}
 
 
 @given(st.integers(1, 6), st.integers(0, 40))
@@ -92,40 +97,70 @@ def test_every_point_is_readied_right_before_it_is_timed() -> None:
     assert len(blocks[0].samples[0]) == 3
 
 
-@pytest.mark.parametrize(("looks", "discarded", "dirty"), [(1, 1, False), (3, 1, True)])
-def test_a_dirty_window_is_taken_again_and_kept_as_data(looks: int, discarded: int, dirty: bool) -> None:
+@pytest.mark.parametrize(("throttled", "discarded", "dirty"), [((1,), 1, False), ((1, 2, 3), 1, True)])
+def test_a_dirty_window_is_taken_again_and_kept_as_data(throttled: Sequence[int], discarded: int, dirty: bool) -> None:
     job = Job((Named("a"),), Named("empty"), 1)
-    (block,) = take(Card(dirty=looks), [lambda: job], Policy(attempts=2))
+    (block,) = take(Card(throttled), [lambda: job], Policy(attempts=2))
     assert len(block.window["discarded"]) == discarded
-    assert "hw_slowdown" in block.window["discarded"][0]["dirty"]
+    assert "hw_thermal" in block.window["discarded"][0]["dirty"]
     assert bool(block.window["dirty"]) is dirty
 
 
-def test_only_the_dirty_block_is_taken_again_and_its_samples_are_kept() -> None:
-    card = Card()
-    looks = iter([[], [], ["hw_thermal"], [], [], []])
-    card.look = lambda: {"throttle": next(looks)}  # type: ignore[method-assign]
+def three(card: Card, policy: Policy) -> tuple[list[Block], list[str]]:
+    """Two rounds at three points, and in which order these were made ready."""
     ready: list[str] = []
 
     def at(name: str) -> Job:
         ready.append(name)
         return Job((Named("a"),), Named("empty"), 1)
 
-    points = [partial(at, name) for name in ("first", "second", "third")]
-    blocks = take(card, points, Policy(attempts=3), rounds=2)
-    # The look that saw the second block throttle is also the one before its second attempt.
-    assert ready == ["first", "second", "second", "second", "third"]
+    return take(card, [partial(at, name) for name in ("first", "second", "third")], policy, rounds=2), ready
+
+
+def looks(window: Mapping[str, Any]) -> tuple[int, int]:
+    return window["before"]["look"], window["after"]["look"]
+
+
+def test_looks_are_taken_while_replays_run_and_end_the_window_before_as_well() -> None:
+    card = Card()
+    blocks, ready = three(card, Policy())
+    taken = [["start", f"look {number}", "finish"] for number in (1, 2, 3)]
+    assert card.events == [*itertools.chain(*taken), "look 4"]
+    assert ready == ["first", "second", "third"]
+    assert [looks(block.window) for block in blocks] == [(1, 2), (2, 3), (3, 4)]
+    assert all(block.window.keys() == {"before", "after", "dirty"} for block in blocks)
+
+
+def test_dirty_blocks_are_taken_again_after_all_points_and_their_samples_are_kept() -> None:
+    card = Card(throttled=(3,))
+    blocks, ready = three(card, Policy(attempts=3))
+    assert ready == ["first", "second", "third", "second", "third"]
+    assert card.events[9:] == ["look 4", "start", "finish", "look 5", "start", "finish", "look 6"]
+    assert [looks(block.window) for block in blocks] == [(1, 2), (4, 5), (5, 6)]
     assert [block.window["dirty"] for block in blocks] == [""] * 3
-    assert [len(block.window.get("discarded", ())) for block in blocks] == [0, 2, 0]
-    kept = blocks[1].window["discarded"][0]
-    assert (len(kept["samples"][0]), len(kept["empty"])) == (2, 2)
-    assert tuple(kept["samples"][0]) != blocks[1].samples[0]
+    assert [len(block.window.get("discarded", ())) for block in blocks] == [0, 1, 1]
+    for number, block in enumerate(blocks[1:], 2):
+        (kept,) = block.window["discarded"]
+        assert looks(kept) == (number, number + 1)
+        assert "hw_thermal" in kept["dirty"]
+        assert (len(kept["samples"][0]), len(kept["empty"])) == (2, 2)
+        assert tuple(kept["samples"][0]) != block.samples[0]
+
+
+def test_a_block_is_taken_as_often_as_the_policy_allows() -> None:
+    # The look that saw the third attempt at the second block throttle is also the one before the third's second.
+    blocks, ready = three(Card(throttled=(3, 5, 6)), Policy(attempts=3))
+    assert ready == ["first", "second", "third", "second", "second", "third", "third"]
+    assert [bool(block.window["dirty"]) for block in blocks] == [False, True, False]
+    assert [len(block.window.get("discarded", ())) for block in blocks] == [0, 2, 2]
+    assert [looks(kept) for kept in blocks[1].window["discarded"]] == [(2, 3), (4, 5)]
+    assert looks(blocks[2].window) == (7, 8)
 
 
 @pytest.mark.parametrize("nanoseconds", [float("nan"), float("inf"), 0.0, -5.0])
 def test_a_time_that_is_none_is_no_sample(nanoseconds: float) -> None:
     card = Card()
-    card.time = lambda graphs: [nanoseconds] * len(graphs)  # type: ignore[method-assign]
+    card.finish = lambda: [nanoseconds] * card.batches[-1]  # type: ignore[method-assign]
     with pytest.raises(TimingError, match="a replay of 1 chains took"):
         take(card, [lambda: Job((Named("a"),), Named("empty"), 1)], Policy())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,7 @@ def test_a_time_that_is_no_number_ends_as_nan(session: Sessions, expected: Expec
 
 def test_a_clock_that_collapses_makes_the_trial_dirty(session: Sessions, expected: Expected) -> None:
     fallen = {"sm_mhz": 900}
-    answer = measure(session(looks=[{}, *[fallen] * 3]), request(expected), ignore)
+    answer = measure(session(looks=[{}, *[fallen] * 9]), request(expected), ignore)
     assert answer["status"] == Status.DIRTY
     assert answer["reason"] == "the window was dirty: the SM clock fell to 900 MHz, of late it was 1980"
     once = measure(session(looks=[{}, fallen]), request(expected), ignore)
@@ -325,6 +325,18 @@ def test_splits_share_a_graph_and_other_knobs_do_not(
     assert len(captures) == 9
     measure(made, request(expected, Setting(kv_stages=3, max_splits=1)), ignore)
     assert len(captures) == 12
+
+
+def test_the_binaries_that_were_used_last_keep_their_graphs(session: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mjolnir.tuner.gpu.session.KEPT_ARMS", 3)
+    made = session()
+    settings = [Setting(kv_stages=stages) for stages in (2, 3, 4, 5)]
+    made.expect(binaries(*settings))
+    arms = [made.arm(setting) for setting in settings[:3]]
+    assert made.arm(replace(settings[0], max_splits=4)) is arms[0]  # used again, so the second is now the oldest
+    last = made.arm(settings[3])
+    assert [made.arm(settings[number]) for number in (0, 2, 3)] == [arms[0], arms[2], last]
+    assert made.arm(settings[1]) is not arms[1]
 
 
 def test_the_default_as_candidate_has_a_plan_of_its_own(session: Sessions, expected: Expected) -> None:

@@ -9,7 +9,7 @@ import pickle
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -303,8 +303,4 @@ def test_the_packaged_recording_replays_with_the_kernel_as_it_is() -> None:
     assert recording.status(recording.index[recording.default]) is Status.MEASURED
     assert len(set(recording.settings)) == 3960
     space = Space(recording.geometry, recording.device, allowed=recording.settings)
-    assert space.size == 3864
-    whole = list(product(*(range(len(dimension.values)) for dimension in space.dimensions)))
-    missing = [place for place in whole if not space.holds(place)]
-    assert (len(whole), len(missing)) == (3960, 96)
-    assert all(space.holds(space.nearest(place)) for place in missing)
+    assert space.size == prod(len(dimension.values) for dimension in space.dimensions) == 3960

@@ -71,6 +71,15 @@ class Rule:
         two = Setting(2, self.more if many else self.shared)
         return resolve(Setting() if infeasible(two, geometry, device) else two, geometry, device)
 
+    def words(self) -> str:
+        """The rule as a sentence."""
+        two = f"{Setting().consumer_warps} warps and {self.shared} stages"
+        return (
+            f"Up to {self.full:g} x SMs items one CTA of {WIDE} warps and {self.alone} stages on each SM; beyond, two "
+            f"of {two}, or {self.more} where a page is shorter than {LONG_PAGE} tokens or there are more than "
+            f"{FEW_ROWS} query rows. (An item is a sequence, a KV head and a row block.)"
+        )
+
 
 RULES = tuple(Rule(full, 4, shared, more) for full, shared, more in product((0.25, 0.5, 1.0, 2.0, 4.0), (2, 3), (2, 3)))
 """What is chosen among."""
@@ -172,9 +181,19 @@ def rule(source: Recording, results: Mapping[str, Any], out: Path | None = None)
             "how": " ".join((__doc__ or "").split("\n\n", 1)[1].split()),
         },
     }
-    lines = [f"{name:24} {value:>8g}" for name, value in figures.items()]
-    lines += [f"{group}: {facts}" for group, facts in table.items()]
-    return Answer(data, "\n".join([f"rule: {best}", *lines, *written(data, out, indent=1)]))
+    lines = [best.words(), "", *(f"{name:24} {value:>8g}" for name, value in figures.items()), "", *_lines(table)]
+    return Answer(data, "\n".join([*lines, *written(data, out, indent=1)]))
+
+
+def _lines(table: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A line for each group, with a head."""
+    wide = max(map(len, table))
+    columns = ("places", "rule", "rule_worst", "held_out", "default", "default_worst")
+    head = f"{'time over the fastest on record':{wide}} " + " ".join(f"{name:>13}" for name in columns)
+    return [
+        head,
+        *(f"{group:{wide}} " + " ".join(f"{facts[name]:>13g}" for name in columns) for group, facts in table.items()),
+    ]
 
 
 def _row(best: Rule, place: Place, device: Device) -> dict[str, Any]:

@@ -100,6 +100,14 @@ def test_results_are_read_as_they_are_written(source: Recording, tmp_path: Path)
     assert 1 <= figures["rule_regret"] < figures["default_regret"]
     assert figures["rule_gain"] == pytest.approx(figures["default_regret"] / figures["rule_regret"], abs=2e-4)
     assert set(data["groups"]) == {row["group"] for row in data["rows"]}
+    lines = str(answer.view).splitlines()
+    assert lines[0].startswith("Up to ")
+    assert "shorter than 64 tokens or there are more than 8 query rows" in lines[0]
+    head = next(place for place, line in enumerate(lines) if "held_out" in line)
+    for line, (group, facts) in zip(lines[head + 1 :], answer.data["groups"].items(), strict=False):
+        assert line.startswith(group)
+        names = lines[head].split()[-6:]
+        assert dict(zip(names, map(float, line.split()[-6:]), strict=True)) == facts
 
 
 def _is_main(row: dict[str, Any]) -> bool:

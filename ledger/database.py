@@ -62,6 +62,16 @@ def masked(text: URL | str) -> str:
     return shown.render_as_string()
 
 
+def passwordless(text: str) -> str:
+    """A storage URL as its user's own screen has it, to be used again: whole, but for password and query."""
+    try:
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError):
+        return "***"
+    kept = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
+    return kept.render_as_string()
+
+
 def engine(url: URL | str, *, durable: bool = False) -> sql.Engine:
     """An engine for `url`; nothing is connected yet.
 

@@ -183,4 +183,15 @@ def _clear(store: GitStore) -> None:
 def _git(store: GitStore, *arguments: str) -> bytes:
     """A command that speaks to a remote, its settings pinned too."""
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
-    return store.run(*settings, *arguments)
+    try:
+        return store.run(*settings, *arguments)
+    except GitError as error:
+        if "does not appear to be a git repository" not in str(error):
+            raise
+        remote = arguments[arguments.index("--") + 1]
+        names = store.run("remote").decode().split()
+        there = f"its remotes are {', '.join(names)}" if names else "it has no remotes"
+        raise LedgerError(
+            f"{remote!r} is neither a remote of {store.common} ({there}) nor the place of a repository; "
+            f"name one, give a URL in its place, or add it: git remote add {remote} URL"
+        ) from error

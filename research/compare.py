@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Answer, Failure
-from mjolnir.research.findings import bucket_cells
+from mjolnir.research.findings import LEGEND, bucket_cells
 from mjolnir.research.naming import Names
 from mjolnir.research.summary import bodies, current, summarize
 from mjolnir.tuner.workload import Workload
@@ -184,7 +184,7 @@ def _view(data: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("batch", "campaign", "best setting", "found", "proven [interval]", "outcome"):
+    for title in ("batch", "campaign", "setting decided on", "found", "measured again [interval]", "outcome"):
         table.add_column(title, overflow="fold")
     said = []
     for entry in data["buckets"]:
@@ -198,7 +198,7 @@ def _view(data: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any
     head += [f"Cannot be compared: {reason}." for reason in data["not_comparable"]]
     parts = [f"{part['name']} {part['old']} and {part['new']}" for part in data["environment"]]
     head.append("Environments differ in: " + "; ".join(parts) if parts else "Their epochs have the same environment.")
-    return Group(*head, "", table, "", *said)
+    return Group(*head, "", table, "", LEGEND, "", *said)
 
 
 def _kind(summary: Mapping[str, Any]) -> str:

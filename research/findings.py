@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "Ratios are time divided by the time of the built-in default in the same window: below 1 is faster. "
-    "The setting is the one that was decided on: of those that tie with the fastest, the one that takes the least. "
+    "The setting is the one that was decided on: of those that tie with the fastest, the one that takes the least; the "
+    "best so far where nothing was decided. "
     "'found' is the search's own estimate of it, '-' when the search did not try it; 'measured again' is against the "
     "default in fresh processes, with its interval."
 )

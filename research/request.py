@@ -90,8 +90,10 @@ class Request:
 
     @property
     def shown_storage(self) -> str | None:
-        """The storage without user, password and folders."""
-        return None if self.storage is None else _masked(self.storage)
+        """The storage without password, for the screen; what is on record has no user and folders either."""
+        from mjolnir.ledger.database import passwordless
+
+        return None if self.storage is None else passwordless(self.storage)
 
     def __post_init__(self) -> None:
         for name in ("tag", "device", "recording", "effort", "proposer", "geometry", "placement", "workload"):

@@ -71,7 +71,13 @@ def _show_trial(ledger: Ledger, tag: str, number: int) -> Answer:
     if not campaigns:
         raise Failure(f"{tag}: these records hold no campaign: the run ended before its first record")
     found, gone = notes(ledger, tag, number), removal(ledger, tag)
-    data = {**as_mapping(record), "commit": ledger.commit(record), "notes": found, "removed": gone}
+    data = {
+        **as_mapping(record),
+        "commit": ledger.commit(record),
+        "not_committed": ledger.git_note,
+        "notes": found,
+        "removed": gone,
+    }
     view = _trial_view(data, campaigns[-1].body)
     return Answer(data, Group(view, *note_lines(found), *removal_lines(tag, gone)))
 
@@ -154,7 +160,7 @@ def _trial_view(record: Mapping[str, Any], campaign: Mapping[str, Any]) -> Rende
         facts.append(f"ratio     {body['ratio']:.4f} of the built-in default's time, over the whole workload")
     phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in body["phases"].items())
     facts += [f"phases    {phases}", f"binary    {body['binary'] or 'none'}", f"record    {record['hash']}"]
-    facts.append(f"commit    {record['commit']}")
+    facts.append(f"commit    {_commit(record)}")
     parts: list[RenderableType] = ["\n".join(facts)]
     if body["timings"]:
         parts += ["", _points(body, campaign)]
@@ -163,6 +169,13 @@ def _trial_view(record: Mapping[str, Any], campaign: Mapping[str, Any]) -> Rende
         left = f", its last {LOG_LINES} of {len(lines)} lines; --json has all" if len(lines) > LOG_LINES else ""
         parts += ["", f"log{left}:", *(f"  {line}" for line in lines[-LOG_LINES:])]
     return Group(*parts)
+
+
+def _commit(record: Mapping[str, Any]) -> str:
+    """The id of a trial's commit, or why git has none; the record is the same either way."""
+    if record["not_committed"]:
+        return plain(f"none: trials are not kept as git commits: {record['not_committed']}")
+    return record["commit"] or "none: a record before it is missing"
 
 
 def _points(body: Mapping[str, Any], campaign: Mapping[str, Any]) -> RenderableType:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,10 @@ from mjolnir.research.answer import Exit, UsageFailure
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks for a stop; the last one comes when the terminal goes, unless `nohup` has it ignored."""
+
+
+PATIENCE_SECONDS = 0.2
+"""Whoever looks whether a tag runs, or clears what killed runs left, holds its lock for less than this."""
 
 
 class Running:
@@ -56,14 +61,12 @@ class Running:
         Raises:
             UsageFailure: another process runs this tag.
         """
-        from filelock import FileLock, Timeout
-
         self._folder.mkdir(exist_ok=True)
-        lock = FileLock(_lock_path(self._folder, self._tag))
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise UsageFailure(f"another process runs {self._tag}; wait for it, or stop it") from None
+        _clear(self._folder)
+        path = _lock_path(self._folder, self._tag)
+        lock = _held(path, PATIENCE_SECONDS)
+        if lock is None:
+            raise UsageFailure(f"another process runs {self._tag}; wait for it, or stop it")
         stop_file(self._folder, self._tag).unlink(missing_ok=True)
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in heard}
@@ -72,8 +75,42 @@ class Running:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            stop_file(self._folder, self._tag).unlink(missing_ok=True)
-            lock.release()
+            for file in (stop_file(self._folder, self._tag), path):
+                with suppress(OSError):
+                    file.unlink()
+            os.close(lock)
+
+
+def _held(path: Path, patience: float = 0.0) -> int | None:
+    """A handle that holds the lock file at `path`, made where there is none; None where another process holds it.
+
+    Who holds a lock file may remove it: a handle on one that is no longer there holds nothing, and is taken anew.
+    """
+    last = time.monotonic() + patience
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except BlockingIOError:
+            if time.monotonic() >= last:
+                os.close(handle)
+                return None
+            time.sleep(0.01)
+        except FileNotFoundError:
+            pass  # removed between the two looks
+        os.close(handle)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what runs left that were killed."""
+    for path in folder.glob("*.run"):
+        with suppress(OSError):  # another user's
+            if (handle := _held(path)) is not None:
+                stop_file(folder, path.stem).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                os.close(handle)
 
 
 def is_running(folder: Path, tag: str) -> bool:

@@ -85,22 +85,23 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.proposer not in PROPOSERS:
-            raise ValueError(f"proposer {self.proposer!r} is unknown; there are {', '.join(PROPOSERS)}")
+            raise ValueError(f"--proposer {self.proposer!r} is unknown; there are {', '.join(PROPOSERS)}")
         if self.proposer == "external" and not self.proposer_command:
             raise ValueError("the proposer external needs a command: --proposer-command 'python propose.py'")
         if self.proposer != "external" and self.proposer_command:
             raise ValueError("--proposer-command is for the proposer external: give --proposer external with it")
         for name in ("trials", "instances", "group", "processes", "noise", "candidates", "rounds"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+                raise ValueError(f"{_option(name)} {getattr(self, name)} must be at least 1")
         for name in ("depth", "seed"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} = {getattr(self, name)} must not be negative")
+                raise ValueError(f"{_option(name)} {getattr(self, name)} must not be negative")
         for name in ("minutes", "proposer_seconds"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)} must be above zero")
-        if not 0 < self.margin < 1 or not 0 < self.alpha < 1:
-            raise ValueError(f"margin = {self.margin} and alpha = {self.alpha} must lie between 0 and 1")
+                raise ValueError(f"{_option(name)} {getattr(self, name)} must be above zero")
+        for name in ("margin", "alpha"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{_option(name)} {getattr(self, name)} must lie between 0 and 1")
         for name, value in self.pins.items():
             knob(name).check(value)
 
@@ -112,7 +113,7 @@ class Options:
             ValueError: no such preset, or a bad value.
         """
         if effort not in EFFORTS:
-            raise ValueError(f"effort {effort!r} is unknown; there are {', '.join(EFFORTS)}")
+            raise ValueError(f"--effort {effort!r} is unknown; there are {', '.join(EFFORTS)}")
         return cls(**{"effort": effort, **asdict(EFFORTS[effort]), **overrides})
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,3 +131,8 @@ class Options:
         known = {f.name for f in fields(cls)} - (set() if "group" in values else {"instances", "processes"})
         began = {"until_flat": False, **values}  # campaigns that do not say so spent their whole budget
         return cls(**{**{name: value for name, value in began.items() if name in known}, **overrides})
+
+
+def _option(name: str) -> str:
+    """The name of a value as the command line has it; what has no option there has its own."""
+    return name if name in ("processes", "candidates", "rounds", "margin") else f"--{name.replace('_', '-')}"

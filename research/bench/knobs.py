@@ -197,7 +197,7 @@ def report(grid: Grid, place: int) -> dict[str, Any]:
     levels, base = grid.levels(place), getattr(grid.source.default, KNOBS[place].name)
     held = {int(value): grid.held(levels == value) for value in np.unique(levels)}
     worst = {value: max(costs, key=lambda cost: cost.cost) for value, costs in held.items()}
-    single = min(worst, key=lambda value: (worst[value].cost, value != base))
+    single = knobs_markdown.cheapest({value: cost.cost for value, cost in worst.items()}, base)
     return {
         "default": base,
         "single": single,

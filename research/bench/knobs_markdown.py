@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from mjolnir.kernel.knobs import KNOBS
 from mjolnir.research.bench.targets import line_of
 from mjolnir.research.effects import label
 
 FEW = 5
 """Values of a knob that a line of the table has room for."""
+
+
+def cheapest(costs: Mapping[int, float], base: int) -> int:
+    """The value of least cost; of several that tie the default, else the smallest."""
+    return min(costs, key=lambda value: (costs[value], value != base, value))
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -28,8 +34,10 @@ def table(results: Mapping[str, Any]) -> str:
         "near the best",
     ]
     lines = [line_of(heads), line_of(["---"] * len(heads))]
-    order: Callable[[tuple[str, Any]], float] = lambda item: -float(item[1]["held"]["cost"])  # noqa: E731
-    for name, facts in sorted(results["knobs"].items(), key=order):
+    known = {knob.name: place for place, knob in enumerate(KNOBS)}
+    names = sorted(results["knobs"], key=lambda name: known.get(name, len(known)))
+    for name in sorted(names, key=lambda name: -float(results["knobs"][name]["held"]["cost"])):
+        facts = results["knobs"][name]
         cells = [f"`{name}`", facts["verdict"], label(name, facts["single"]), _said(facts["held"])]
         lines.append(line_of([*cells, _others(name, facts), _nearby(name, facts)]))
     return "\n".join([*lines, "", *(_probed(found) for found in results["between"])])
@@ -44,16 +52,17 @@ def _said(cost: Mapping[str, Any]) -> str:
 
 def _others(name: str, facts: Mapping[str, Any]) -> str:
     """The least and the most that another value costs where it costs most."""
-    worst = {value: one["worst"] for value, one in facts["values"].items() if int(value) != facts["single"]}
-    ends = dict.fromkeys(end(worst, key=lambda value: float(worst[value]["cost"])) for end in (min, max))
-    return "; ".join(f"{label(name, int(value))}: {_said(worst[value])}" for value in ends)
+    worst = {int(value): one["worst"] for value, one in facts["values"].items() if int(value) != facts["single"]}
+    costs = {value: float(cost["cost"]) for value, cost in worst.items()}
+    ends = (cheapest({value: sign * cost for value, cost in costs.items()}, facts["default"]) for sign in (1, -1))
+    return "; ".join(f"{label(name, value)}: {_said(worst[value])}" for value in dict.fromkeys(ends))
 
 
 def _nearby(name: str, facts: Mapping[str, Any]) -> str:
     """The bounds over all points of what each value does, where the values are few."""
     parts = []
-    for value, one in facts["values"].items() if len(facts["values"]) <= FEW else ():
-        if one["near"]:
+    for value in sorted(facts["values"], key=int) if len(facts["values"]) <= FEW else ():
+        if (one := facts["values"][value])["near"]:
             low, high = min(row["low"] for row in one["near"]), max(row["high"] for row in one["near"])
             parts.append(f"{label(name, int(value))}: {low:+.1%} to {high:+.1%}")
     return f"against {label(name, facts['default'])}: " + ", ".join(parts) if parts else ""

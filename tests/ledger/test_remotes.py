@@ -165,7 +165,7 @@ def test_what_cannot_be_reached_is_said_without_passwords(repository: Path, tmp_
     with ledger.open(repository / "research") as book:
         with pytest.raises(ledger.LedgerError, match="'--upload-pack=touch x' is no remote"):
             fetch(book, "--upload-pack=touch x")
-        with pytest.raises(ledger.LedgerError, match=r"git push .*'nowhere' does not appear to be a git repository"):
+        with pytest.raises(ledger.LedgerError, match=r"'nowhere' is neither a remote .*\(it has no remotes\)"):
             push(book, "nowhere")
         with pytest.raises(ledger.LedgerError) as caught:
             fetch(book, "http://me:hunter2@127.0.0.1:9/x.git")

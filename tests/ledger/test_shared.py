@@ -185,12 +185,18 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "kept", "shown"),
     [
-        ("postgresql+psycopg://u:hush@host:5432/d?password=hush", "postgresql+psycopg://host:5432/d"),
-        ("sqlite:////home/someone/shared.sqlite", "sqlite:///shared.sqlite"),
-        ("u:hush@host", "***"),
+        (
+            "postgresql+psycopg://u:hush@host:5432/d?password=hush",
+            "postgresql+psycopg://host:5432/d",
+            "postgresql+psycopg://u@host:5432/d",
+        ),
+        ("sqlite:////home/someone/shared.sqlite", "sqlite:///shared.sqlite", "sqlite:////home/someone/shared.sqlite"),
+        ("sqlite:///shared.sqlite", "sqlite:///shared.sqlite", "sqlite:///shared.sqlite"),
+        ("u:hush@host", "***", "***"),
     ],
 )
-def test_what_is_shown_of_a_url(url, shown):
-    assert database.masked(url) == shown
+def test_what_is_kept_and_shown_of_a_url(url, kept, shown):
+    assert database.masked(url) == kept
+    assert database.passwordless(url) == shown

@@ -54,6 +54,8 @@ def test_a_campaign_agrees_with_itself(tmp_path):
     text = call("autoresearch", "compare", TAG, "again", "--ledger", ledger)[1]
     assert "Their epochs have the same environment." in text
     assert "165 settings measured by both" in text
+    assert "setting decided on" in text
+    assert "The setting is the one that was decided on" in " ".join(text.split())
 
 
 def test_other_versions_are_named_and_still_compared(tmp_path):

@@ -19,6 +19,7 @@ from mjolnir.research.cli.options import known_tags
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.plain import csv_text, plain
 from mjolnir.research.summary import summarize
+from tests.research.conftest import git
 from tests.research.test_cli import call, replay
 
 
@@ -167,6 +168,16 @@ def test_a_log_is_shown_to_its_end_and_moves_no_cursor(filled):
     assert "line 1\n" in json.loads(ask(filled, "show", "a", 13, "--json"))["body"]["log"]
 
 
+def test_a_trial_that_is_no_commit_says_why(recording, tmp_path):
+    place = tmp_path / "ledger"
+    replay(recording, place, trials=3)
+    assert f"commit    none: trials are not kept as git commits: {place} lies in no" in ask(place, "show", "a", 2)
+    git(tmp_path, "init", "--quiet")
+    data = json.loads(ask(place, "show", "a", 2, "--json"))
+    assert (data["not_committed"], len(data["commit"])) == ("", 40)
+    assert f"commit    {data['commit']}\n" in ask(place, "show", "a", 2)
+
+
 def test_notes_are_records_and_shown_where_they_belong(recording, tmp_path):
     replay(recording, tmp_path)
     assert ask(tmp_path, "note", "a", "the room", "was warm").startswith("noted about a in ")
@@ -202,7 +213,7 @@ def test_a_removed_tag_is_left_out_of_lists_and_found_by_name(recording, tmp_pat
 
 def test_a_removed_campaign_says_that_it_was(recording, tmp_path):
     replay(recording, tmp_path, tag="b", trials=3)
-    assert "removed" not in ask(tmp_path, "show", "b", 1)
+    assert "b was removed" not in ask(tmp_path, "show", "b", 1)
     with ledgers.open(tmp_path) as opened:
         stone = bury(opened, "b", "a\x1btest", {})
     said = f"b was removed, {stone.time[:16]}Z: a?test"

@@ -48,7 +48,9 @@ def test_a_campaign_becomes_a_study(book, tmp_path):
     assert first.distributions["pdl"] == CategoricalDistribution((0, 1))
     assert study.user_attrs["device"]["name"] == "NVIDIA H200"
     assert study.metric_names == ["time / built-in default"]
-    assert "0 trials added" in call(*command)[1], "doing it twice adds nothing"
+    told = call(*command)[1]
+    assert "0 trials added" in told, "doing it twice adds nothing"
+    assert url in "".join(told.split()), "what is printed can be given to the dashboard"
     assert len(optuna.load_study(study_name=TAG, storage=url).trials) == 165
 
 

@@ -493,12 +493,13 @@ def test_presets_and_estimates() -> None:
     assert 0.01 < plan.smallest_gain < estimate(options, 6, deviation=0.003, attempt=3).smallest_gain < 0.02
     assert Options.from_dict({"trials": 7, "instances": 12, "processes": 3}) == Options(trials=7, until_flat=False)
     for bad, message in (
-        ({"trials": 0}, "trials = 0"), ({"proposer": "x"}, "proposer 'x'"), ({"margin": 1.0}, "margin = 1.0"),
-        ({"minutes": 0.0}, "minutes = 0.0"), ({"depth": -1}, "depth = -1"), ({"pins": {"pdl": 7}}, "pdl = 7"),
+        ({"trials": 0}, "--trials 0"), ({"proposer": "x"}, "--proposer 'x'"), ({"margin": 1.0}, "^margin 1.0"),
+        ({"minutes": 0.0}, "--minutes 0.0"), ({"depth": -1}, "--depth -1"), ({"alpha": 2.0}, "--alpha 2.0"),
+        ({"proposer_seconds": 0.0}, "--proposer-seconds 0.0"), ({"pins": {"pdl": 7}}, "pdl = 7"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Options(**bad)
-    with pytest.raises(ValueError, match="effort 'lazy' is unknown"):
+    with pytest.raises(ValueError, match="--effort 'lazy' is unknown"):
         Options.of_effort("lazy")
     assert "kv_stages" in VALUES
 

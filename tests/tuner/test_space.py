@@ -121,6 +121,10 @@ def test_a_recording_with_holes_is_walked_around() -> None:
     for index in range(space.size):
         for near in space.neighbours(space.member(index)):
             assert space.setting(near) in held
+    whole = list(product(*(range(len(dimension.values)) for dimension in space.dimensions)))
+    missing = [place for place in whole if not space.holds(place)]
+    assert len(missing) == len(full) - len(held)
+    assert all(space.holds(space.nearest(place)) for place in missing)
 
 
 @given(st.integers(0, WHOLE.size - 1))

@@ -78,6 +78,29 @@ def test_what_is_chosen_is_valued_by_other_instances(source: Recording) -> None:
     assert cost.cost < 0, "the luck of one half is not held against the others"
 
 
+def test_of_values_that_tie_the_default_is_named_else_the_smallest() -> None:
+    assert knobs_markdown.cheapest({16: 0.1, 2: 0.1, 4: 0.1}, 4) == 4
+    assert knobs_markdown.cheapest({128: 0.1, 32: 0.1, 2: 0.2}, 0) == 32
+
+
+def test_a_result_that_was_read_back_gives_the_same_table(source: Recording, tmp_path: Path) -> None:
+    """The file's keys are sorted as texts: 128 before 32."""
+    answer = knobs(source, tmp_path / "knobs.json")
+    facts: dict[str, Any] = json.loads((tmp_path / "knobs.json").read_text())
+    tied = facts["knobs"]["max_splits"]["values"]
+    tied |= {"128": tied["4"], "32": tied["4"]}
+    del tied["4"]
+    facts["knobs"]["pdl"]["held"] = facts["knobs"]["kv_stages"]["held"]
+    turned = {**facts, "knobs": dict(reversed(facts["knobs"].items()))}
+    turned["knobs"]["max_splits"]["values"] = dict(reversed(tied.items()))
+    assert knobs_markdown.table(facts) == knobs_markdown.table(turned)
+    (line,) = [line for line in knobs_markdown.table(facts).splitlines() if line.startswith("| `max_splits`")]
+    others = line.split(" | ")[4]
+    assert others.startswith("32: ")
+    assert "128: " not in others
+    assert str(answer.view).startswith(knobs_markdown.table(json.loads((tmp_path / "knobs.json").read_text())))
+
+
 @pytest.mark.parametrize(
     ("single", "others", "expected"),
     [

@@ -70,6 +70,15 @@ def test_results_are_read_as_they_are_written(source: Recording, tmp_path: Path)
     assert 1 <= figures["rule_regret"] < figures["default_regret"]
     assert figures["rule_gain"] == pytest.approx(figures["default_regret"] / figures["rule_regret"], abs=2e-4)
     assert set(data["groups"]) == {row["group"] for row in data["rows"]}
+    lines = str(answer.view).splitlines()
+    assert lines[0].startswith("rule: full=0.5 few=0 ")
+    assert lines[0].endswith("(built in is full=1 few=0.125 wide=4 narrow=3 shared=2 more=3)")
+    assert [line.split()[0] for line in lines if line.endswith("default_worst")] == ["group"]
+    for group, facts in data["groups"].items():
+        (line,) = (line for line in lines if line.startswith(group))
+        assert [float(cell) for cell in line.removeprefix(group).split()] == pytest.approx(
+            list(facts.values()), rel=1e-4
+        )
 
 
 def test_a_campaigns_buckets_are_places_and_limits_count_as_what_they_do() -> None:

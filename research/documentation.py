@@ -12,7 +12,7 @@ from mjolnir.backend.overrides import variable
 from mjolnir.backend.settings import Settings
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
-from mjolnir.research.bench import knobs_markdown, markdown, rule_markdown, vllm_markdown
+from mjolnir.research.bench import knobs_markdown, live_markdown, markdown, rule_markdown, vllm_markdown
 
 RESULTS = Path("research", "bench", "results")
 KERNEL_RESULTS = RESULTS / "kernel-main-h200.json"
@@ -21,6 +21,7 @@ VLLM_RESULTS = "vllm-h200.json"
 VERIFIED_RESULTS = "verify-vllm-h200.json"
 KNOB_RESULTS = "knobs-*.json"
 RULE_RESULTS = "rule-*.json"
+LIVE_RESULTS = "tuner-live-*.json"
 TABLE = Path("backend", "defaults.json")
 SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
 """The geometry whose points the README shows one by one."""
@@ -65,6 +66,13 @@ def worth_table(root: Path) -> str:
         for path in sorted((root / RESULTS).glob(pattern))
     ]
     return "\n".join(parts) or "No results of a recording are committed yet.\n"
+
+
+def campaigns_table(root: Path) -> str:
+    """What live campaigns proved on every card of which there are results."""
+    paths = sorted((root / RESULTS).glob(LIVE_RESULTS))
+    parts = [live_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
+    return "\n".join(part for part in parts if part) or "No campaigns are committed yet.\n"
 
 
 def speed_table(root: Path) -> str:
@@ -133,6 +141,7 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
     "knobs: made from kernel/knobs.py": knobs_table,
     "worth: made from research/bench/results": worth_table,
     "speed: made from research/bench/results and backend/defaults.json": speed_table,
+    "campaigns: made from research/bench/results": campaigns_table,
 }
 """What each pair of marks in the README holds."""
 

@@ -43,11 +43,11 @@ def _cell(row: Row) -> str:
 def _sum(figures: Mapping[str, Any], rows: Sequence[Row]) -> str:
     rest = Counter(_why(row) for row in rows if row["decision"] != PROMOTE)
     because = "; ".join(f"{count} {why}" for why, count in rest.most_common())
+    ends = [100 * (figures[name] - 1) for name in ("table_gain_low", "table_gain_high")]
     return (
         f"How much faster than every knob's default each proven row is, with its interval: "
-        f"{figures['rows_promoted']} of {figures['rows']} buckets, in the geometric mean over all of them {figures['table_gain'] - 1:.1%} "
-        f"[{100 * (figures['table_gain_low'] - 1):.1f}, {100 * (figures['table_gain_high'] - 1):.1f}]. "
-        f"Of the rest: {because or 'nothing'}."
+        f"{figures['rows_promoted']} of {figures['rows']} buckets, in the geometric mean over all of them "
+        f"{figures['table_gain'] - 1:.1%} [{ends[0]:.1f}, {ends[1]:.1f}]. Of the rest: {because or 'nothing'}."
     )
 
 

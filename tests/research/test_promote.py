@@ -14,6 +14,7 @@ from mjolnir.backend.table import Table, packaged_path
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure, NotWrittenFailure
+from mjolnir.research.findings import _applied_lines
 from mjolnir.research.promote import write_rows
 from mjolnir.research.rows import proven, row_of
 from tests.research.conftest import git, make_row
@@ -112,6 +113,9 @@ def test_a_row_that_the_campaign_was_not_compared_with_stays_unless_it_is_said(l
     code, out, _ = call(*wanted, "--json")
     data = json.loads(out)
     assert (code, data["changed"], [out["key"]["batch"] for out in data["left_out"]]) == (4, 1, [8])
+    told = [str(line) for line in _applied_lines(data)]
+    assert told[0] == f"1 of 2 proven rows written to {table}"
+    assert told[1].startswith("batch up to 8: not written: live was not compared"), "`run --promote` says it too"
     assert [row.setting.kv_stages for row in Table.read(table).rows] == [3, 4]
     code, out, _ = call(*wanted)
     assert "batch up to 32: kv_stages=4   (in force already)" in out

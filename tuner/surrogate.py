@@ -113,7 +113,7 @@ def _loss(logs: Array, near: list[Array], values: Array) -> tuple[float, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is believed of some settings: mean and standard deviation of each, and the best value known or expected."""
+    """What is believed of some settings: mean and standard deviation of each, and the best value that is expected."""
 
     mean: Array
     deviation: Array
@@ -154,4 +154,7 @@ def believe(shape: Shape, told: Array, values: Array, pending: Array, asked: Arr
     mean = centre + shares[:count].T @ projected
     deviation = scale * np.sqrt(np.maximum(1 - np.square(shares).sum(axis=0), TINY))
     expected = centre + lower[count:, :count] @ projected
-    return Belief(mean, deviation, float(min(values.min(), *expected.tolist(), np.inf)))
+    # The best by what is believed, not by what was measured: a lucky measurement would leave nothing to gain.
+    weights = solve_triangular(lower[:count, :count], projected, lower=True, trans="T")
+    smoothed = values - shape.noise * weights
+    return Belief(mean, deviation, float(min(smoothed.min(), *expected.tolist(), np.inf)))

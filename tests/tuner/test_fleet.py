@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import Variant, resolve
-from mjolnir.tuner.bench import Bench, InstanceRequest, Outcome, Status
+from mjolnir.tuner.bench import Bench, InstanceRequest, Outcome, Race, Status
 from mjolnir.tuner.coordinator import Result, run
 from mjolnir.tuner.fleet import FleetBench
 from mjolnir.tuner.journal import MemoryJournal
@@ -58,28 +59,21 @@ def test_the_records_are_those_of_one_device_however_long_trials_take(modelled: 
     assert {body["facts"]["device"] for body in trials(shared)} == {"cuda:0", "cuda:1"}
 
 
-def search_seconds(bench: Bench) -> float:
-    began: list[float] = []
-    ended: list[float] = []
+def test_two_devices_are_always_at_work_together(modelled: Recording) -> None:
+    both = threading.Barrier(2, timeout=60)
 
-    class Watch:
-        def update(self, progress: Any) -> None:
-            if progress.phase == "search":
-                ended.append(time.perf_counter())
-            else:
-                began[:] = [time.perf_counter()] if not ended else began
+    class PairedBench(SlowBench):
+        """Ends no trial before the other device is at one as well."""
 
-    journal = MemoryJournal()
-    journal.append("epoch", {"epoch": "e1"})
-    run(bench, journal, replace(OPTIONS, trials=16), Watch())
-    bench.close()
-    return ended[-1] - began[0]
+        def measure(self, trial: int, setting: Setting, fault: str = "none", race: Race | None = None) -> Outcome:
+            if fault == "none":
+                both.wait()
+            return super().measure(trial, setting, fault, race)
 
-
-def test_two_devices_do_nearly_twice_as_much(modelled: Recording) -> None:
-    one = search_seconds(SlowBench(modelled, 0.15))
-    two = search_seconds(fleet(SlowBench(modelled, 0.15), SlowBench(modelled, 0.15)))
-    assert one / two >= 1.8
+    first, second = PairedBench(modelled), PairedBench(modelled)
+    result, _ = campaign(fleet(first, second))
+    assert (result.reason, result.measured) == ("trials", 24)
+    assert [sum(trial > 0 for trial, _ in bench.measured) for bench in (first, second)] == [12, 12]
 
 
 def test_a_device_that_dies_costs_no_trial_and_none_is_run_twice(modelled: Recording) -> None:

@@ -57,6 +57,17 @@ def test_what_is_known_is_believed_and_what_is_pending_takes_doubt_away() -> Non
     assert waiting.mean[0] == pytest.approx(belief.mean[6])
 
 
+def test_the_best_is_what_is_believed_of_it_not_one_lucky_measurement() -> None:
+    told = np.repeat(GRID[:3], 2, axis=0)
+    values = np.array([0.0, 0.0, 0.0, -0.3, 0.0, 0.0])
+    shape = Shape(np.ones(2), 0.5)
+    nothing = np.empty((0, 2))
+    belief = believe(shape, told, values, nothing, told)
+    assert belief.best == pytest.approx(belief.mean.min())
+    assert -0.2 < belief.best < -0.05
+    assert believe(Shape(np.ones(2), 1e-6), GRID[:3], values[1::2], nothing, GRID).best == pytest.approx(-0.3, abs=1e-3)
+
+
 def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
     belief = Belief(np.array([1.0, 0.5]), np.array([0.2, 0.1]), best=0.9)
     draws = 0.9 - (

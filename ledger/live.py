@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mjolnir.ledger import aside
 from mjolnir.ledger.errors import LedgerError, LedgerFull, RecordError
+from mjolnir.ledger.lock import Lock
 from mjolnir.ledger.parsing import parse
 from mjolnir.ledger.record import MAX_LINE, Record
 
@@ -42,25 +43,20 @@ class LiveFile:
         self.size = size
         self._fd = -1
         make_folder(folder)
-        # Here because it imports asyncio, and those who read take no lock.
-        from filelock import FileLock
-
-        self._lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS, poll_interval=0.001, thread_local=False)
+        self._lock = Lock(folder / LOCK)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the file lock: no other process appends meanwhile."""
-        from filelock import Timeout
-
         try:
-            self._lock.acquire()
-        except Timeout as error:
+            held = self._lock.acquire(LOCK_SECONDS)
+        except OSError as error:
+            raise LedgerError(f"{self._folder / LOCK} cannot be locked: {error.strerror}") from error
+        if not held:
             raise LedgerError(
                 f"another process has held {self._folder / LOCK} for {LOCK_SECONDS:.0f} s; "
                 "end the one that hangs (the lock goes with it) and run again"
-            ) from error
-        except OSError as error:
-            raise LedgerError(f"{self._folder / LOCK} cannot be locked: {error.strerror}") from error
+            )
         try:
             yield
         finally:
@@ -120,7 +116,11 @@ class LiveFile:
         self.lamport = max(self.lamport, *(record.lamport for record in records))
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Close the file and its lock. Idempotent."""
+        self._lock.close()
+        self._close()
+
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -133,7 +133,7 @@ class LiveFile:
                     return
             except FileNotFoundError:
                 pass
-            self.close()
+            self._close()
             self.size = 0
         try:
             flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)

@@ -1,8 +1,9 @@
 """From a device, a geometry and a batch to the knobs that serve it, with every step that led there.
 
 Order: environment variable, user table, packaged table, built-in rule. Within a table: the exact key; the nearest
-batch bucket at most a factor of two away, the larger first; a similar problem. All files are read in `Defaults.load`;
-a lookup does no I/O and takes no lock.
+batch bucket at most a factor of two away, the larger first; a similar problem; the latter two only on devices that the
+rule was not fitted on, where it is nearer. All files are read in `Defaults.load`; a lookup does no I/O and takes no
+lock.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
-from mjolnir.kernel.rule import built_in
+from mjolnir.kernel.rule import FITTED_ON, built_in
 from mjolnir.kernel.variant import infeasible
 
 log = logging.getLogger(__name__)
 
 EXACT, NEIGHBOUR, SIMILAR = "exact key", "nearest bucket", "similar problem"
 BUILT_IN, ENVIRONMENT = "built-in rule", "environment"
+
+_NEARER = "the built-in rule was fitted on this device, and is nearer than a row for another batch or problem"
 
 Rule = Callable[[Geometry, Device, int], Setting]
 
@@ -47,7 +50,7 @@ class Step:
     Attributes:
         source: the table, `ENVIRONMENT` or `BUILT_IN`.
         rule: what was looked for there.
-        outcome: "serves", "no row", "does not fit", "applied" or "none set".
+        outcome: "serves", "no row", "passed over", "does not fit", "applied" or "none set".
         reason: a sentence for a person.
         row: the key of the row that was found, or None.
     """
@@ -188,8 +191,12 @@ class Defaults:
         return said, BUILT_IN
 
     def _find(self, key: Key, device: Device, geometry: Geometry, steps: list[Step]) -> Row | None:
+        nearer = device.name in FITTED_ON and self.rule is built_in
         for table in self.tables:
             for rule, row in _candidates(table, key):
+                if row is not None and rule != EXACT and nearer:
+                    steps.append(Step(table.name, rule, "passed over", _NEARER, row.key))
+                    break
                 if row is None:
                     steps.append(Step(table.name, rule, "no row", _missed(rule, key)))
                 elif reason := _misfit(row, geometry, device):

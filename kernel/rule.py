@@ -82,6 +82,9 @@ class Rule:
 BUILT_IN = Rule()
 """The rule in force."""
 
+FITTED_ON = ("NVIDIA H200",)
+"""The devices that it was fitted on."""
+
 
 @lru_cache(maxsize=4096)
 def built_in(geometry: Geometry, device: Device, batch: int) -> Setting:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from mjolnir.backend.table import CERTIFICATE, Key, Row
-from mjolnir.kernel.device import H200
+from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 
 GEOMETRY = Geometry(32, 8)
 PLACEMENT = Placement()
@@ -29,3 +30,8 @@ def certificate(**changes: Any) -> dict[str, Any]:
 def row(batch: int = 8, setting: Setting | None = None, *, kernel_hash: str = HASH, **changes: Any) -> Row:
     """A row for `key(batch, **changes)`."""
     return Row(key(batch, **changes), "warp", setting or Setting(), certificate(kernel_hash=kernel_hash))
+
+
+def unfitted(geometry: Geometry, device: Device, batch: int) -> Setting:
+    """The built-in rule as it is on a device that it was not fitted on: rows nearby come before it."""
+    return built_in(geometry, device, batch)

@@ -16,8 +16,9 @@ from mjolnir.backend.table import Key, Row, Table
 from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Placement
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import built_in
 
-from .rows import GEOMETRY, HASH, PLACEMENT, certificate, key, row
+from .rows import GEOMETRY, HASH, PLACEMENT, certificate, key, row, unfitted
 
 A, B, C = Setting(pdl=1), Setting(max_splits=4), Setting(l2_prefetch=2)
 
@@ -27,7 +28,7 @@ def packaged(*rows: Row) -> Table:
 
 
 def look(*tables: Table, batch: int = 8, **options: object) -> Resolution:
-    return Defaults(tables, **options).lookup(H200, GEOMETRY, PLACEMENT, batch)  # type: ignore[arg-type]
+    return Defaults(tables, **{"rule": unfitted, **options}).lookup(H200, GEOMETRY, PLACEMENT, batch)  # type: ignore[arg-type]
 
 
 def path(found: Resolution) -> list[tuple[str, str, str]]:
@@ -40,6 +41,15 @@ def test_exact_key_serves() -> None:
     assert path(found) == [("packaged table", "exact key", "serves"), ("environment", "override", "none set")]
     assert set(found.sources.values()) == {"packaged table"}
     assert found.steps[0].row == key(8)
+
+
+def test_where_the_rule_was_fitted_it_is_nearer_than_rows_of_other_batches_and_problems() -> None:
+    for other in (row(16, B), row(8, B, page_size=16)):
+        found = look(packaged(other), rule=built_in)
+        assert (found.row, found.setting) == (None, Setting(1, 4, 8))
+        assert [step.outcome for step in found.steps if step.row == other.key] == ["passed over"]
+        assert look(packaged(other)).setting == B
+    assert look(packaged(row(16, B)), packaged(row(8, C)), rule=built_in).setting == C
 
 
 def test_larger_neighbour_serves_before_the_smaller() -> None:
@@ -187,7 +197,7 @@ def test_computing_warps_from_the_environment_need_their_ctas() -> None:
 
 
 def test_stale_row_serves_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    defaults = Defaults((packaged(row(8, A), row(16, B, kernel_hash="d" * 64)),), kernel_hash=HASH)
+    defaults = Defaults((packaged(row(8, A), row(16, B, kernel_hash="d" * 64)),), rule=unfitted, kernel_hash=HASH)
     assert not defaults.lookup(H200, GEOMETRY, PLACEMENT, 8).stale
     with caplog.at_level(logging.WARNING):
         for batch in (16, 32, 16, 9):
@@ -203,7 +213,7 @@ def test_without_a_kernel_hash_nothing_is_stale() -> None:
 
 
 def test_steps_are_logged_once_and_counted_always(caplog: pytest.LogCaptureFixture) -> None:
-    defaults = Defaults((packaged(row(16, B)),))
+    defaults = Defaults((packaged(row(16, B)),), rule=unfitted)
     with caplog.at_level(logging.DEBUG, logger="mjolnir"):
         for batch in (8, 7, 8):
             defaults.lookup(H200, GEOMETRY, PLACEMENT, batch)

@@ -16,7 +16,7 @@ from mjolnir.backend.table import Table
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
-from tests.backend.rows import row
+from tests.backend.rows import row, unfitted
 from tests.fakes.serving import WatchedMaker
 
 SMALL, LARGE = Setting(kv_stages=4), Setting(kv_stages=2, max_splits=1)
@@ -28,7 +28,9 @@ PROBLEM = Problem(H200, Geometry(32, 8), Placement(), max_batch=12)
 def launchers(
     maker: WatchedMaker, *, table: Table = TABLE, environ: dict[str, str] | None = None, problem: Problem = PROBLEM
 ) -> Launchers:
-    return Launchers(problem, Defaults((table,), Overrides.read(environ or {})), maker, torch.device("cpu"))
+    return Launchers(
+        problem, Defaults((table,), Overrides.read(environ or {}), rule=unfitted), maker, torch.device("cpu")
+    )
 
 
 def test_each_batch_has_the_row_of_its_bucket() -> None:

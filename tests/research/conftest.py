@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from mjolnir.backend import lookup
 from mjolnir.backend.table import CERTIFICATE, Key, Row
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.sources import DEVICE_SOURCES, hash_sources
+from mjolnir.research import diff, promote
 from mjolnir.tuner import synthetic
 
 KERNEL = {name: f"# {name}\n".encode() for name in DEVICE_SOURCES}
@@ -79,3 +81,15 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = {"ctas_per_sm": (1, 2, 3), "kv_stages": (2, 4, 5), "max_splits": (0, 1, 16), "pdl": (0, 1)}
     synthetic.make(name="small", values=values).save(folder)
     return folder
+
+
+def six_rows_path() -> Path:
+    """A table of six rows, of an earlier kernel, that follow from the committed run h200-decode8."""
+    return Path(__file__).parent / "data" / "six-rows.json"
+
+
+@pytest.fixture
+def six_rows(monkeypatch):
+    """The packaged table is that of `six_rows_path`, whatever campaigns have brought since."""
+    for module in (lookup, diff, promote):
+        monkeypatch.setattr(module, "packaged_path", six_rows_path)

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from mjolnir import ledger as ledgers
-from mjolnir.backend.table import Table, packaged_path
+from mjolnir.backend.table import Table
 from mjolnir.kernel.sources import kernel_hash
-from tests.research.conftest import make_row
+from tests.research.conftest import make_row, six_rows_path
 from tests.research.test_cli import call
+
+pytestmark = pytest.mark.usefixtures("six_rows")
 
 
 def check(tmp_path, table=None):
@@ -25,14 +27,14 @@ def test_the_packaged_table_is_whole(tmp_path):
     assert (code, data["ok"], data["problems"]) == (0, True, [])
     assert len(data["rows"]) == 6
     assert data["alpha"]["packaged table"] == pytest.approx(6 * 2.0**-12)
-    stale = kernel_hash() != Table.read(packaged_path()).rows[0].kernel_hash
+    stale = kernel_hash() != Table.read(six_rows_path()).rows[0].kernel_hash
     assert data["stale"] == (6 if stale else 0)
     text = call("defaults", "check", "--ledger", tmp_path / "ledger")[1]
     assert "alpha spent by the packaged table: 0.00146" in text
 
 
 def test_a_stale_row_is_listed_and_is_no_fault(tmp_path):
-    row = Table.read(packaged_path()).rows[0]
+    row = Table.read(six_rows_path()).rows[0]
     path = tmp_path / "table.json"
     path.write_bytes(Table("t", (replace(row, certificate={**row.certificate, "kernel_hash": "0" * 64}),)).render())
     code, data = check(tmp_path, path)

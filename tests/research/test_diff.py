@@ -16,6 +16,8 @@ from tests.research.conftest import git, make_row
 from tests.research.test_checkout import opened
 from tests.research.test_cli import call
 
+pytestmark = pytest.mark.usefixtures("six_rows")
+
 
 def with_ratio(row, value, incumbent=None):
     ratio = {"value": value, "low": value - 0.01, "high": value + 0.01, "coverage": 0.95}

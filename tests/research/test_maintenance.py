@@ -17,8 +17,10 @@ from mjolnir.research import bodies, maintenance, places
 from mjolnir.research.answer import Failure, UsageFailure
 from mjolnir.research.journal import LedgerJournal
 from mjolnir.research.stopping import Running
-from tests.research.conftest import git
+from tests.research.conftest import git, six_rows_path
 from tests.research.test_cli import call, replay
+
+pytestmark = pytest.mark.usefixtures("six_rows")
 
 RUN = Path(__file__).parents[2] / "research" / "runs" / "h200-decode8" / "ledger.jsonl"
 TAG = "h200-decode8"
@@ -41,8 +43,7 @@ def book(imported: Path, tmp_path: Path) -> Path:
 
 
 def in_force() -> list[Table]:
-    path = Path(__file__).parents[2] / "backend" / "defaults.json"
-    return [Table.read(path, "packaged table")]
+    return [Table.read(six_rows_path(), "packaged table")]
 
 
 def say(command: str, folder: Path, *more: object) -> tuple[int, Any]:

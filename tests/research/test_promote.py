@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from mjolnir import ledger as ledgers
-from mjolnir.backend.table import Table, packaged_path
+from mjolnir.backend.table import Table
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure, NotWrittenFailure
 from mjolnir.research.findings import _applied_lines
 from mjolnir.research.promote import write_rows
 from mjolnir.research.rows import proven, row_of
-from tests.research.conftest import git, make_row
+from tests.research.conftest import git, make_row, six_rows_path
 from tests.research.test_cli import call
+
+pytestmark = pytest.mark.usefixtures("six_rows")
 
 
 def promotion(batch: int = 8, decision: str = "promote", **knobs: int) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def promotion(batch: int = 8, decision: str = "promote", **knobs: int) -> dict[s
 
 def campaign(simulated: bool = False) -> dict[str, Any]:
     """The body of a campaign that was compared with the packaged rows."""
-    rows = Table.read(packaged_path()).rows
+    rows = Table.read(six_rows_path()).rows
     incumbents = {str(row.key.batch): row.setting.as_dict() for row in rows if row.key.geometry == Geometry(32, 8)}
     return {"simulated": simulated, "incumbents": incumbents}
 

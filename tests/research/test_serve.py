@@ -155,6 +155,7 @@ def test_the_command_passes_on_what_it_does_not_know(model: Path) -> None:
     assert call("serve", model, "--dry-run", "--speculative-config", "[]")[0] == 2
 
 
+@pytest.mark.usefixtures("six_rows")
 def test_explain_tells_what_every_batch_size_gets(model: Path) -> None:
     code, out, _ = call(
         "defaults", "explain", "--model", model, "--device", "h200", "--max-num-seqs", 9, "--speculative-tokens", 1,

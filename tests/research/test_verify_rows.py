@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from mjolnir import ledger as ledgers
-from mjolnir.backend.table import Row, Table, packaged_path
+from mjolnir.backend.table import Row, Table
 from mjolnir.ledger.errors import RecordError
 from mjolnir.ledger.record import draft
 from mjolnir.research.derive import derive, differences
 from mjolnir.research.evidence import Found, unite
 from mjolnir.research.rows import row_of
 from mjolnir.tuner.promotion import METHOD
+from tests.research.conftest import six_rows_path
 from tests.research.test_cli import call, replay
+
+pytestmark = pytest.mark.usefixtures("six_rows")
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "research" / "runs" / "h200-decode8" / "ledger.jsonl"
@@ -33,7 +36,7 @@ CHECKS = (
 
 @cache
 def rows() -> tuple[Row, ...]:
-    return Table.read(packaged_path()).rows
+    return Table.read(six_rows_path()).rows
 
 
 @cache
@@ -99,7 +102,7 @@ def test_a_changed_digit_anywhere_in_a_row_is_found():
 
 def test_a_row_that_does_not_parse_fails(tmp_path):
     table = tmp_path / "table.json"
-    table.write_bytes(packaged_path().read_bytes().replace(b'"batch": 128', b'"batch": 129'))
+    table.write_bytes(six_rows_path().read_bytes().replace(b'"batch": 128', b'"batch": 129'))
     code, out, _ = call("defaults", "verify", "--table", table, "--ledger", tmp_path)
     assert code == 1
     assert "5 of 5 rows follow" in out

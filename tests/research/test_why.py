@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mjolnir import ledger as ledgers
-from mjolnir.backend.table import Table, packaged_path
+from mjolnir.backend.table import Table
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.story import against, gain, window
+from tests.research.conftest import six_rows_path
 from tests.research.test_cli import call
+
+pytestmark = pytest.mark.usefixtures("six_rows")
 
 RUN = Path(__file__).parents[2] / "research" / "runs" / "h200-decode8" / "ledger.jsonl"
 TAG = "h200-decode8"
@@ -84,12 +89,12 @@ def test_a_row_by_batch_and_by_key(tmp_path):
     assert "in the packaged table: kv_stages=4 max_splits=4 pdl=1" in by_batch["Row"]
     assert "the certificate follows from its records (10 checks" in by_batch["Derived again"]
     assert "mjolnir defaults demote 8" in by_batch["What would demote it"]
-    row = next(row for row in Table.read(packaged_path()).rows if row.key.batch == 8)
+    row = next(row for row in Table.read(six_rows_path()).rows if row.key.batch == 8)
     assert told(tmp_path, "--key", json.dumps(row.key.as_dict())) == by_batch
 
 
 def test_a_row_that_does_not_follow_or_was_demoted(tmp_path):
-    data = packaged_path().read_bytes().replace(b'"value": 0.9172', b'"value": 0.9173')
+    data = six_rows_path().read_bytes().replace(b'"value": 0.9172', b'"value": 0.9173')
     table = tmp_path / "table.json"
     table.write_bytes(data)
     story = told(tmp_path, "--batch", 8, "--table", table)

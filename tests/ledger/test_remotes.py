@@ -86,7 +86,8 @@ def test_what_is_not_whole_is_named_and_left_out(hub: Path, repository: Path, tm
         push(there)
     ref = f"refs/mjolnir/ledger/bad/{bad}"
     tree = git(clone, "rev-parse", f"{ref}^{{tree}}").strip()
-    forged = git(clone, "commit-tree", tree, "-p", f"{ref}~1", "-m", "trial 2 keep 0.1 forged").strip()
+    who = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
+    forged = git(clone, *who, "commit-tree", tree, "-p", f"{ref}~1", "-m", "trial 2 keep 0.1 forged").strip()
     git(clone, "push", "-q", "--force", "origin", f"{forged}:{ref}", "HEAD:refs/mjolnir/ledger/user/abcdefghij")
     git(clone, "push", "-q", "origin", f"refs/mjolnir/ledger/good/{good}:refs/mjolnir/ledger/good/klmnopqrst")
     before = ledger_refs(repository)

@@ -22,6 +22,8 @@ from mjolnir.tuner.replay import ReplayBench
 from tests.research.test_cli import call
 from tests.tuner.conftest import SMALL, VALUES, WINNER
 
+pytestmark = pytest.mark.usefixtures("six_rows")
+
 ONE, TWO = "32/8xd128,page=64,q=1", "64/8xd128,page=64,q=1"
 TAGS = ["all-32x8-d128-p64-q1", "all-64x8-d128-p64-q1"]
 

@@ -88,7 +88,10 @@ def _unevenness(row: Row) -> str:
 def _demotion(record: Record) -> str:
     """Why a demoted row is passed over: a demotion is of the evidence, and so of the row in every table."""
     when = f"{record['time'][:16]}Z" if record.get("time") else "since"
-    return f"demoted {when} ({record['body'].get('reason') or 'no reason given'}); only a new proof brings it back"
+    body = record["body"]
+    where = f" in {body['table']}" if body.get("table") else ""
+    reason = body.get("reason") or "no reason given"
+    return f"demoted {when}{where} ({reason}), which holds for every table; only a new proof brings it back"
 
 
 def _condensed(certificate: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def promote(
 
         with ledgers.open(ledger) as opened:
             records = [as_mapping(record) for record in opened.records(find(opened, tag).tag)]
-        return twin.promote(tag, records, table, replace=replace)
+            return twin.promote(tag, records, opened, table, replace=replace)
 
     answer(work, as_json)
 
@@ -193,6 +193,6 @@ def verify(
         from mjolnir.research.evidence import Evidence
 
         with ledgers.open(ledger) as opened:
-            return twin.verify(twin.tables_in(table), Evidence.of(opened, records or ()))
+            return twin.verify(twin.tables_in(table), Evidence.to_the_letter(opened, records or ()))
 
     answer(work, as_json)

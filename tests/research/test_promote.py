@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mjolnir.research.rows import proven, row_of
 from tests.research.conftest import git, make_row, six_rows_path
 from tests.research.test_cli import call
 
-pytestmark = pytest.mark.usefixtures("six_rows")
+pytestmark = pytest.mark.usefixtures("six_rows", "on_their_word")
 
 
 def promotion(batch: int = 8, decision: str = "promote", **knobs: int) -> dict[str, Any]:
@@ -122,7 +123,9 @@ def test_a_row_that_the_campaign_was_not_compared_with_stays_unless_it_is_said(l
     code, out, _ = call(*wanted)
     assert "batch up to 32: kv_stages=4   (in force already)" in out
     assert "batch up to 8: not written: live was not compared with the row in force (kv_stages=3, of live)" in out
-    assert call(*wanted, "--replace")[0] == 0
+    instead = f"mjolnir defaults promote live --table {table} --replace --ledger {folder}"
+    assert f"`{instead}` replaces it all the same" in out
+    assert call(*shlex.split(instead)[1:])[0] == 0, "it can be copied"
     assert [row.setting.kv_stages for row in Table.read(table).rows] == [4, 4]
 
 

@@ -79,7 +79,7 @@ def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Runni
 
 def require_outputs(request: Request, tag: str) -> None:
     """Refuse an export folder or a scratch table that cannot be written, before the work rather than after it."""
-    folders = {"--export": request.export, "--defaults": request.defaults and request.defaults.absolute().parent}
+    folders = {"--export": request.export, "--table": request.defaults and request.defaults.absolute().parent}
     for flag, folder in folders.items():
         if folder is not None:
             try:
@@ -94,7 +94,7 @@ def require_outputs(request: Request, tag: str) -> None:
         except Failure as failure:
             raise UsageFailure(f"--export: {failure}") from failure
     if request.defaults and request.defaults.is_dir():
-        raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
+        raise UsageFailure(f"--table: {request.defaults} is a folder; name a file in it")
 
 
 def require_replayable(request: Request) -> None:

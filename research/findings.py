@@ -241,7 +241,7 @@ def _resume_command(request: Request, tag: str) -> str:
         "--gate-url": request.gate_url,
         "--recording": request.recording,
         "--ledger": request.ledger,
-        "--defaults": request.defaults,
+        "--table": request.defaults,
         "--export": request.export,
     }
     words = ["mjolnir", "autoresearch", "run", "--tag", tag, "--resume", *(["--promote"] if request.promote else [])]

@@ -180,7 +180,7 @@ def check(
 
 @app.command()
 def verify(
-    table: Annotated[Path | None, typer.Option("--table", help="The table; else those in force.")] = None,
+    table: Annotated[Path | None, typer.Option(*options.TABLE_NAMES, help="The table; else those in force.")] = None,
     records: options.Records = None,
     ledger: options.Ledger = None,
     as_json: Json = False,

@@ -31,7 +31,7 @@ def ledger(proven: Path, tmp_path: Path) -> Path:
 def promoted(ledger: Path) -> tuple[int, dict[str, str], list[int]]:
     """The exit code of promoting into a scratch table, why rows were left out by bucket, and the buckets in it."""
     table = ledger.parent / "table.json"
-    code, out, err = call("defaults", "promote", "a", "--table", table, "--ledger", ledger.parent, "--json")
+    code, out, err = call("defaults", "promote", "a", "--defaults", table, "--ledger", ledger.parent, "--json")
     data = json.loads(out)
     assert "left_out" in data, err
     rows = Table.read(table, missing_ok=True).rows
@@ -87,7 +87,7 @@ def test_a_row_whose_records_are_gone_is_left_out_and_others_are_written(ledger)
 def test_a_run_that_promotes_says_what_does_not_follow(recording, tmp_path, monkeypatch):
     monkeypatch.setattr("mjolnir.research.derive.File.decision", lambda self: (_ for _ in ()).throw(ValueError("no")))
     table = tmp_path / "table.json"
-    code, out, _ = replay(recording, tmp_path / "ledger", "--promote", "--defaults", table, trials=30)
+    code, out, _ = replay(recording, tmp_path / "ledger", "--promote", "--table", table, trials=30)
     assert code == 4
     assert "not written: it does not follow from its records: decision: the records are malformed" in " ".join(
         out.split()

@@ -187,6 +187,8 @@ def _change(decided: Body | None, instances: Sequence[Body]) -> list[str]:
     if decided is None:
         return ["the campaign has to go on: `mjolnir autoresearch run --tag TAG --resume`"]
     body = decided["body"]
+    if body["decision"] == "not-decided":
+        return ["the search has to go on, with more time or trials: `mjolnir autoresearch run --tag TAG --resume`"]
     if body["decision"] == "default-is-best":
         return ["some setting has to be faster than the default by more than the noise in the shoot-out"]
     margin = float(body["certificate"]["margin"])

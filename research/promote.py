@@ -18,7 +18,7 @@ from mjolnir.research.evidence import Evidence
 from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, interval, written
 from mjolnir.research.plain import plain
-from mjolnir.research.rows import LeftOut, Proven, proven
+from mjolnir.research.rows import LeftOut, Proven, RowFailure, proven
 from mjolnir.research.verify_rows import examined
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ def promote(
         UsageFailure: a replayed tag without a scratch table.
         NotWrittenFailure: the rows could not be written; the message says why.
     """
-    evidence = proven(records)
+    try:
+        evidence = proven(records)
+    except RowFailure as failure:
+        raise NotWrittenFailure(f"nothing was written: {failure}") from failure
     if evidence.simulated and table is None:
         again = _again(ledger, tag, SCRATCH, replace=replace)
         raise UsageFailure(f"{tag} is a replay: {REPLAY_REFUSED}, such as: {again}")

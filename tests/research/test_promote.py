@@ -149,8 +149,11 @@ def test_the_last_decision_on_a_bucket_counts(live):
 def test_no_row_without_its_evidence(live):
     body = promotion(8)
     body["certificate"] = {name: value for name, value in body["certificate"].items() if name != "records"}
-    with ledgers.open(live(body)) as ledger, pytest.raises(Failure, match="lacks records"):
+    folder = live(body)
+    with ledgers.open(folder) as ledger, pytest.raises(Failure, match="lacks records"):
         proven([record.as_dict() for record in ledger.records("live")])
+    code, _, err = call("defaults", "promote", "live", "--table", folder / "table.json", "--ledger", folder)
+    assert (code, "nothing was written: the certificate of bucket 8 lacks records" in err) == (4, True)
 
 
 def test_other_rows_of_a_table_stay(tmp_path):

@@ -18,7 +18,7 @@ from mjolnir.research.ending import told
 from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping, decided_elsewhere
 from mjolnir.research.naming import Names
-from mjolnir.research.promote import REPLAY_REFUSED
+from mjolnir.research.promote import REPLAY_REFUSED, SCRATCH
 from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running
 from mjolnir.research.tags import checked_tag, fresh_tag
@@ -79,7 +79,7 @@ def _run(request: Request, screen: Screen, ledger: Ledger, tag: str, stop: Runni
 
 def require_outputs(request: Request, tag: str) -> None:
     """Refuse an export folder or a scratch table that cannot be written, before the work rather than after it."""
-    folders = {"--export": request.export, "--defaults": request.defaults and request.defaults.absolute().parent}
+    folders = {"--export": request.export, "--table": request.defaults and request.defaults.absolute().parent}
     for flag, folder in folders.items():
         if folder is not None:
             try:
@@ -94,7 +94,7 @@ def require_outputs(request: Request, tag: str) -> None:
         except Failure as failure:
             raise UsageFailure(f"--export: {failure}") from failure
     if request.defaults and request.defaults.is_dir():
-        raise UsageFailure(f"--defaults: {request.defaults} is a folder; name a file in it")
+        raise UsageFailure(f"--table: {request.defaults} is a folder; name a file in it")
 
 
 def require_replayable(request: Request) -> None:
@@ -170,7 +170,7 @@ def opened(
         bench = benches.choose(request, recorded, options.seed, stop, hardware)
         stack.callback(bench.close)
         if request.promote and bench.simulated and request.defaults is None:
-            raise UsageFailure("--promote: " + REPLAY_REFUSED.format(option="--defaults"))
+            raise UsageFailure(f"--promote: {REPLAY_REFUSED}, such as --table {SCRATCH}")
         require_space(bench.geometry, bench.device, options, bench.settings())
         if recorded is None:
             planning.require_provable(bench, options, decided_elsewhere(ledger, tag, bench.simulated))

@@ -60,7 +60,7 @@ def demote(
         new = old.without(row.key)
     except ValueError as error:
         raise NotWrittenFailure(f"the row was not demoted: {error}") from error
-    record = _record(ledger, row, reason or NO_REASON)
+    record = _record(ledger, row, reason or NO_REASON, place)
     if checkout:
         commits = checkout.commit([Change(new.render(), message(row, reason or NO_REASON))])
     else:
@@ -70,7 +70,7 @@ def demote(
     return Answer(data, _text(row, data))
 
 
-def _record(ledger: Ledger, row: Row, reason: str) -> str:
+def _record(ledger: Ledger, row: Row, reason: str, place: str) -> str:
     """Append the demotion record to the campaign that proved the row; its hash."""
     from mjolnir.ledger import RecordError, check_tag
     from mjolnir.research.bodies import process_environment
@@ -84,6 +84,7 @@ def _record(ledger: Ledger, row: Row, reason: str) -> str:
         "key": row.key.as_dict(),
         "value": row.as_dict()["value"],
         "reason": reason,
+        "table": place,
         "bucket": row.key.batch,
         "kernel_hash": row.kernel_hash,
         "records": list(row.certificate.get("records") or ()),

@@ -19,7 +19,7 @@ def told(request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]],
     """The findings; an export that fails at the end costs its files and never the summary."""
     from mjolnir.research.findings import findings
 
-    applied = _applied(request, records[0]["tag"], records, result)
+    applied = _applied(request, ledger, records, result)
     try:
         return findings(request, ledger, records, result, applied)
     except Failure as failure:
@@ -37,13 +37,13 @@ def _with_failure(told: Answer, failure: Failure) -> Answer:
 
 
 def _applied(
-    request: Request, tag: str, records: Sequence[Mapping[str, Any]], result: Result
+    request: Request, ledger: Ledger, records: Sequence[Mapping[str, Any]], result: Result
 ) -> Answer | NotWrittenFailure | None:
     """What `--promote` did: an answer, why the rows could not be written, or None when nothing was to be done."""
     if not request.promote or result.void or result.reason == "interrupted":
         return None
     try:
-        return promote(tag, records, request.defaults)
+        return promote(records[0]["tag"], records, ledger, request.defaults)
     except NotWrittenFailure as failure:
         return failure
     except Failure as failure:

@@ -65,6 +65,11 @@ class Evidence:
         tree = Path(__file__).resolve().parent / "runs"
         return cls(ledger, (ledger.folder / "runs", tree, *more))
 
+    @classmethod
+    def to_the_letter(cls, ledger: Ledger, more: Sequence[Path] = ()) -> Evidence:
+        """As `of`, and the live file as it is now: the index may hold what was there before somebody altered it."""
+        return cls.of(ledger, (*more, ledger.live))
+
     def of_tag(self, tag: str) -> Found:
         """Every record of a tag, wherever it lies."""
         if tag not in self._tags:

@@ -13,6 +13,7 @@ from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
 from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, counted, interval, written
 from mjolnir.research.plain import plain
+from mjolnir.research.promote import SCRATCH, left_out_lines
 from mjolnir.research.summary import DECISIONS, summarize
 from mjolnir.tuner.workload import Workload
 
@@ -240,7 +241,7 @@ def _resume_command(request: Request, tag: str) -> str:
         "--gate-url": request.gate_url,
         "--recording": request.recording,
         "--ledger": request.ledger,
-        "--defaults": request.defaults,
+        "--table": request.defaults,
         "--export": request.export,
     }
     words = ["mjolnir", "autoresearch", "run", "--tag", tag, "--resume", *(["--promote"] if request.promote else [])]
@@ -259,15 +260,13 @@ def _promotion_lines(
     count = sum(bool(b["promotion"]) and b["promotion"]["decision"] == "promote" for b in summary["buckets"])
     if not count:
         return []
-    table = ("--table", request.defaults or "PATH") if summary["simulated"] or request.defaults else ()
+    table = ("--table", request.defaults or SCRATCH) if summary["simulated"] or request.defaults else ()
     write = command(ledger, "defaults", "promote", summary["tag"], *table)
     return [f"{counted(count, 'row')} proven and not yet written; write with: {write}"]
 
 
 def _applied_lines(data: Mapping[str, Any]) -> list[RenderableType]:
     """How many of the proven rows were written, which of them were in force already, and why others were not."""
-    from mjolnir.research.promote import left_out_lines
-
     there, left_out = len(data["rows"]) - data["changed"], left_out_lines(data)
     proven = len(data["rows"]) + len(left_out)
     if not proven:

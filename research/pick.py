@@ -11,6 +11,19 @@ from mjolnir.backend.key import bucket_of
 from mjolnir.backend.table import Key, Row, Table
 from mjolnir.research.answer import UsageFailure
 
+
+class NoRowFailure(UsageFailure):
+    """No row is the one that is meant.
+
+    Attributes:
+        batch: that it was asked for, as text or number; None where none was.
+    """
+
+    def __init__(self, message: str, batch: Any) -> None:
+        super().__init__(message)
+        self.batch = batch
+
+
 FIELDS = tuple(field.name for field in fields(Key))
 
 
@@ -23,7 +36,8 @@ def pick(tables: Sequence[Table], text: str, device: str | None = None) -> tuple
         device: the device's name, or a part of it.
 
     Raises:
-        UsageFailure: no row fits, or several do; the message lists them.
+        NoRowFailure: no row fits; the message lists those that there are.
+        UsageFailure: several do; the message lists them.
     """
     wanted = _wanted(text)
     found: dict[Key, tuple[Table, Row]] = {}
@@ -38,9 +52,8 @@ def pick(tables: Sequence[Table], text: str, device: str | None = None) -> tuple
         listed = "".join(f"\n  {json.dumps(key.as_dict())}" for key in sorted(found))
         raise UsageFailure(f"{len(found)} rows fit {asked}; add fields of the key, such as heads_q=32:{listed}")
     known = "".join(f"\n  {key}" for key in sorted({row.key for table in tables for row in table.rows}))
-    raise UsageFailure(
-        f"no row fits {asked}; there are:{known}" if known else f"no row fits {asked}: there are no rows"
-    )
+    said = f"no row fits {asked}; there are:{known}" if known else f"no row fits {asked}: there are no rows"
+    raise NoRowFailure(said, wanted.get("batch"))
 
 
 def _wanted(text: str) -> dict[str, Any]:

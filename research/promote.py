@@ -7,35 +7,47 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mjolnir.backend.table import Row, Table, packaged_path, user_path
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.variant import resolve
 from mjolnir.research.answer import Answer, Exit, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.checkout import TABLE_PATH, Change, Checkout
+from mjolnir.research.evidence import Evidence
+from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, interval, written
 from mjolnir.research.plain import plain
-from mjolnir.research.rows import LeftOut, Proven, proven
+from mjolnir.research.rows import LeftOut, Proven, RowFailure, proven
+from mjolnir.research.verify_rows import examined
+
+if TYPE_CHECKING:
+    from mjolnir.ledger import Ledger
 
 Record = Mapping[str, Any]
 
-REPLAY_REFUSED = "rows from a replay go only into a scratch table; name one with {option} PATH"
+REPLAY_REFUSED = "rows from a replay go only into a scratch table; name one with --table"
+SCRATCH = Path("scratch.json")
+"""A scratch table that commands name where none was given."""
 
 
 def promote(
     tag: str,
     records: Sequence[Record],
+    ledger: Ledger,
     table: Path | None = None,
     start: Path | None = None,
     *,
     replace: bool = False,
 ) -> Answer:
-    """Write the rows that `tag` proved, and say of each of them what became of it.
+    """Write the rows that `tag` proved, and say of each of them what became of it; exit code 4 when one was left out.
+
+    Nothing is written on the word of a promotion record: each row is derived again from the records that it cites.
 
     Args:
         tag: the campaign.
         records: its records.
+        ledger: where the records that the rows cite are looked for, beside the exported runs.
         table: a scratch table; None = the checkout that holds `start`, else the user's table.
         start: where to look for a checkout; None = the current folder.
         replace: replace also rows in force that the campaign was not compared with.
@@ -44,15 +56,21 @@ def promote(
         UsageFailure: a replayed tag without a scratch table.
         NotWrittenFailure: the rows could not be written; the message says why.
     """
-    evidence = proven(records)
+    try:
+        evidence = proven(records)
+    except RowFailure as failure:
+        raise NotWrittenFailure(f"nothing was written: {failure}") from failure
     if evidence.simulated and table is None:
-        raise UsageFailure(f"{tag} is a replay: " + REPLAY_REFUSED.format(option="--table"))
+        again = _again(ledger, tag, SCRATCH, replace=replace)
+        raise UsageFailure(f"{tag} is a replay: {REPLAY_REFUSED}, such as: {again}")
     target = _Target.of(table, start or Path.cwd())
-    uncompared = [] if replace else list(_uncompared(tag, evidence, target.tables()))
-    refused = {out.row.key for out in uncompared}
+    unfounded = list(_unfounded(evidence.rows, str(target.place), Evidence.to_the_letter(ledger)))
+    instead = _again(ledger, tag, table, replace=True)
+    uncompared = [] if replace else list(_uncompared(tag, evidence, target.tables(), instead))
+    refused = {out.row.key: out for out in (*uncompared, *unfounded)}
     kept = [row for row in evidence.rows if row.key not in refused]
     new = [row for row in kept if target.table.get(row.key) != row]
-    left_out = [*evidence.left_out, *uncompared]
+    left_out = [*evidence.left_out, *refused.values()]
     data = {
         "tag": tag,
         "rows": [row.as_dict() for row in kept],
@@ -63,7 +81,13 @@ def promote(
     }
     if not kept and not left_out:
         return Answer(data, f"{tag} proved no row: nothing to write")
-    return Answer(data, _text(kept, new, left_out, data), Exit.NOT_WRITTEN if uncompared else Exit.DONE)
+    return Answer(data, _text(kept, new, left_out, data), Exit.NOT_WRITTEN if left_out else Exit.DONE)
+
+
+def _again(ledger: Ledger, tag: str, table: Path | None, *, replace: bool) -> str:
+    """The command that promotes `tag`, as it is typed."""
+    words = [*(("--table", table) if table else ()), *(("--replace",) if replace else ())]
+    return command(ledger, "defaults", "promote", tag, *words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +122,15 @@ class _Target:
         return []
 
 
-def _uncompared(tag: str, evidence: Proven, tables: Sequence[Table]) -> Iterator[LeftOut]:
-    """The rows that would take the place of one that the campaign was not compared with."""
+def _unfounded(rows: Sequence[Row], place: str, evidence: Evidence) -> Iterator[LeftOut]:
+    """The rows that do not follow from the records that they cite: some were altered, or are gone."""
+    for row in rows:
+        if problem := examined(place, row, evidence).problem:
+            yield LeftOut(row, f"it does not follow from its records: {problem}")
+
+
+def _uncompared(tag: str, evidence: Proven, tables: Sequence[Table], instead: str) -> Iterator[LeftOut]:
+    """The rows that would take the place of one that the campaign was not compared with; `instead` does it."""
     for row in evidence.rows:
         there = next((found for table in tables if (found := table.get(row.key))), None)
         compared = [Setting(), row.setting]
@@ -112,7 +143,7 @@ def _uncompared(tag: str, evidence: Proven, tables: Sequence[Table]) -> Iterator
             yield LeftOut(
                 row,
                 f"{tag} was not compared with the row in force ({old}); a new campaign with that table in force would "
-                f"be, and `defaults promote {tag} --replace` replaces it all the same",
+                f"be, and `{instead}` replaces it all the same",
             )
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mjolnir.backend.table import Row
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.research import story
 from mjolnir.research.derive import derive
 from mjolnir.research.evidence import Evidence, Found
+from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, interval
 from mjolnir.research.story import Part
 from mjolnir.research.summary import DECISIONS, bodies
 from mjolnir.tuner.workload import Workload
+
+if TYPE_CHECKING:
+    from mjolnir.ledger import Ledger
 
 Body = Mapping[str, Any]
 
@@ -27,8 +31,13 @@ LEADS_SHOWN = 4
 """Settings of the search that a person is shown: the candidates, and the first that was none."""
 
 
-def of_bucket(found: Found, bucket: int) -> list[Part]:
+def of_bucket(found: Found, bucket: int, resume: str) -> list[Part]:
     """What was asked, found, shot out, confirmed and decided for a bucket, and what would have to change.
+
+    Args:
+        found: the records of the campaign.
+        bucket: the batch.
+        resume: the command that goes on with it.
 
     Raises:
         LookupError: the campaign has no such bucket.
@@ -45,7 +54,7 @@ def of_bucket(found: Found, bucket: int) -> list[Part]:
     parts = [
         Part(f"Batch up to {bucket} of {found.tag}", tuple(_asked(campaign, bucket, workload))),
         Part("Search", tuple(_search(found.records, bucket, decided, names))),
-        *_final_parts(found, bucket, decided, names),
+        *_final_parts(found, bucket, decided, names, resume),
     ]
     return [part for part in parts if part.lines]
 
@@ -60,21 +69,29 @@ def of_row(table: str, row: Row, evidence: Evidence) -> list[Part]:
         f"time over the row's before it: {interval(paper.get('ratio_incumbent'))}",
         f"kernel {row.kernel_hash[:12] or 'not told'}: {_staleness(row)}",
     ]
-    parts = [Part("Row", tuple(head))]
-    found = evidence.of_tag(str(paper.get("tag")))
-    if not found.records:
-        where = "nowhere: neither in the ledger nor in research/runs"
-        return [*parts, Part("Records", (f"those of tag {paper.get('tag')} are {where}",))]
+    parts, tag = [Part("Row", tuple(head))], str(paper.get("tag"))
+    found, cited = evidence.of_tag(tag), paper.get("records") or ()
+    demoting = Part("What would demote it", tuple(_demotion(row, evidence.ledger)))
+    if (lost := lost_records(row, evidence)) and not bodies(found.records, "campaign"):
+        looked = f"{evidence.ledger.folder} and in the exported runs that are known; others are given with --records"
+        lines = (f"{len(lost)} of {len(cited)} cited records of {tag} are nowhere", f"looked for in {looked}")
+        return [*parts, Part("Records", lines), demoting]
     checks = derive(row, found)
     wrong = [f"{check.name}: {check.problem}" for check in checks if check.problem]
     try:
-        parts += of_bucket(found, key.batch)
+        parts += of_bucket(found, key.batch, command(evidence.ledger, "autoresearch", "run", "--tag", tag, "--resume"))
     except LookupError as error:
         parts.append(Part("Campaign", (str(error.args[0]),)))
     derived = wrong or [
         f"the certificate follows from its records ({len(checks)} checks: {', '.join(c.name for c in checks)})"
     ]
-    return [*parts, Part("Derived again", tuple(derived)), Part("What would demote it", tuple(_demotion(row)))]
+    return [*parts, Part("Derived again", tuple(derived)), demoting]
+
+
+def lost_records(row: Row, evidence: Evidence) -> list[str]:
+    """The hashes of cited records that are nowhere."""
+    known = evidence.of_tag(str(row.certificate.get("tag"))).places
+    return [sha256 for sha256 in row.certificate.get("records") or () if sha256 not in known]
 
 
 def _staleness(row: Row) -> str:
@@ -115,7 +132,7 @@ def _search(records: Sequence[Body], bucket: int, decided: Body | None, names: N
     ]
 
 
-def _final_parts(found: Found, bucket: int, decided: Body | None, names: Names) -> list[Part]:
+def _final_parts(found: Found, bucket: int, decided: Body | None, names: Names, resume: str) -> list[Part]:
     same = ("epoch", "after")
     finals = [
         record
@@ -130,7 +147,7 @@ def _final_parts(found: Found, bucket: int, decided: Body | None, names: Names) 
         Part("Decision", tuple(_decision(decided, names))),
         Part("Records", tuple(_records(found, decided))),
         Part("Since then", tuple(_demoted(found, decided))),
-        Part("What would have to change", tuple(_change(decided, instances))),
+        Part("What would have to change", tuple(_change(decided, instances, resume))),
     ]
 
 
@@ -183,10 +200,12 @@ def _demoted(found: Found, decided: Body | None) -> list[str]:
     ]
 
 
-def _change(decided: Body | None, instances: Sequence[Body]) -> list[str]:
+def _change(decided: Body | None, instances: Sequence[Body], resume: str) -> list[str]:
     if decided is None:
-        return ["the campaign has to go on: `mjolnir autoresearch run --tag TAG --resume`"]
+        return [f"the campaign has to go on: `{resume}`"]
     body = decided["body"]
+    if body["decision"] == "not-decided":
+        return [f"the search has to go on, with more --minutes or --trials: `{resume}`"]
     if body["decision"] == "default-is-best":
         return ["some setting has to be faster than the default by more than the noise in the shoot-out"]
     margin = float(body["certificate"]["margin"])
@@ -222,12 +241,13 @@ def _lacking(name: str, instances: Sequence[Body], margin: float) -> list[str]:
     return [said + ("; more instances, in another attempt, may prove it" if short else "")]
 
 
-def _demotion(row: Row) -> list[str]:
+def _demotion(row: Row, ledger: Ledger) -> list[str]:
     margin = row.certificate.get("margin")
     gain = f"more than {margin:.1%} " if isinstance(margin, float) else ""
+    demote = command(ledger, "defaults", "demote", row.key.batch, "--device", row.key.device, "-m", "REASON")
     return [
         f"another setting that is proven {gain}faster than it: its campaign replaces the row",
         "a new campaign in which the default is as fast: `mjolnir autoresearch run`, then the command below",
-        f"a person: `mjolnir defaults demote {row.key.batch} --device '{row.key.device}' -m REASON`",
+        f"a person: `{demote}`",
         "other kernel sources make it stale, not void: it serves as long as it fits",
     ]

@@ -43,11 +43,16 @@ class Proven:
     incumbents: Mapping[int, Setting]
 
 
+class RowFailure(Failure):
+    """A promotion record that calls for no valid row."""
+
+
 def proven(records: Sequence[Record]) -> Proven:
     """The rows that the last decision on each bucket calls for, but for those that are `left_out`.
 
     Raises:
-        Failure: the records hold no campaign, or a promotion record that is no valid row.
+        Failure: the records hold no campaign.
+        RowFailure: they hold a promotion record that is no valid row.
     """
     campaigns = [record["body"] for record in records if record["kind"] == "campaign"]
     if not campaigns:
@@ -88,7 +93,10 @@ def _unevenness(row: Row) -> str:
 def _demotion(record: Record) -> str:
     """Why a demoted row is passed over: a demotion is of the evidence, and so of the row in every table."""
     when = f"{record['time'][:16]}Z" if record.get("time") else "since"
-    return f"demoted {when} ({record['body'].get('reason') or 'no reason given'}); only a new proof brings it back"
+    body = record["body"]
+    where = f" in {body['table']}" if body.get("table") else ""
+    reason = body.get("reason") or "no reason given"
+    return f"demoted {when}{where} ({reason}), which holds for every table; only a new proof brings it back"
 
 
 def _condensed(certificate: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,16 +133,16 @@ def row_of(body: Mapping[str, Any]) -> Row:
     """The row that one promotion body calls for.
 
     Raises:
-        Failure: its key, value or certificate is not that of a row, or evidence is missing.
+        RowFailure: its key, value or certificate is not that of a row, or evidence is missing.
     """
     try:
         row = Row.from_dict(
             {"key": body["key"], "value": body["value"], "certificate": _condensed(body["certificate"])}
         )
     except ValueError as error:
-        raise Failure(f"the promotion of bucket {body['bucket']} is no valid row: {error}") from error
+        raise RowFailure(f"the promotion of bucket {body['bucket']} is no valid row: {error}") from error
     if missing := row.missing_evidence():
-        raise Failure(
+        raise RowFailure(
             f"the certificate of bucket {body['bucket']} lacks {', '.join(missing)}; nothing is promoted without it"
         )
     return row

@@ -11,7 +11,10 @@ from mjolnir.tuner.workload import Workload
 
 SCHEMA = "mjolnir.summary/1"
 
-DECISIONS = {"promote": "proven faster", "not-proven": "not proven", "default-is-best": "the default is best"}
+DECISIONS = {
+    "promote": "proven faster", "not-proven": "not proven", "default-is-best": "the default is best",
+    "not-decided": "not decided",
+}  # fmt: skip
 """The decisions of promotion records, in words."""
 
 Record = Mapping[str, Any]

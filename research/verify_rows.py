@@ -54,7 +54,7 @@ class Verified:
 
 def verify(tables: Sequence[Table], evidence: Evidence) -> Answer:
     """Derive every row of `tables` again; exit code 1 when one does not follow, or a table skips rows."""
-    verified = [_verify(table.name, row, evidence) for table in tables for row in table.rows]
+    verified = [examined(table.name, row, evidence) for table in tables for row in table.rows]
     problems = [f"{table.name}: {problem}" for table in tables for problem in table.problems]
     failed = [entry for entry in verified if entry.problem]
     data = {
@@ -72,7 +72,8 @@ def tables_in(table: Path | None) -> list[Table]:
     return [Table.read(table, str(table))] if table else list(load(None).tables)
 
 
-def _verify(table: str, row: Row, evidence: Evidence) -> Verified:
+def examined(table: str, row: Row, evidence: Evidence) -> Verified:
+    """One row of the table of that name, derived again."""
     tag, cited = row.certificate.get("tag"), row.certificate.get("records")
     if not isinstance(tag, str) or not isinstance(cited, list) or not all(isinstance(entry, str) for entry in cited):
         return Verified(table, row, (Check("records", "the certificate names no tag, or cites no records"),), ())

@@ -19,6 +19,9 @@ from mjolnir.tuner.statistics import Array, instance_values
 
 METHOD = "mixture sign test over processes (e-process)"
 PROMOTE, NOT_PROVEN, DEFAULT_IS_BEST = "promote", "not-proven", "default-is-best"
+UNTRIED = "not-decided"
+"""The search ended before it tried anything but the default."""
+
 OPEN = "open"
 """Not decided yet: further instances may prove it. Never on record."""
 
@@ -65,7 +68,7 @@ class Decision:
     """What became of a setting.
 
     Attributes:
-        decision: `promote`, `not-proven`, `default-is-best`, or `open` where instances may still be taken.
+        decision: `promote`, `not-proven`, `default-is-best`, `not-decided`; `open` where instances may be taken.
         reason: one sentence.
         setting: the setting it is about.
         values: by baseline, the weighted value of each process (logarithms of time over the baseline's).

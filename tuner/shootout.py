@@ -97,8 +97,16 @@ class Shootout:
         self._begun: Begun | None = None
         self.shot: Shot | None = None
         if len(Arms.of(self._fields[0], self._default, incumbent).settings) == 1:
-            reason = "no other setting could be measured"
-            self.shot = Shot((), Decision(promotion.DEFAULT_IS_BEST, reason, self._default), ())
+            self.shot = Shot((), self._alone(), ())
+
+    def _alone(self) -> Decision:
+        """What the bucket comes to with nothing beside the default, which is the best where anything else was tried."""
+        default, space = self._default, self._session.space
+        trials = self._session.tape.of_epoch("trial")
+        tried = any(record["body"]["resolved"] != default.as_dict() for record in trials)
+        if tried or (space.size == 1 and space.coordinates(default) is not None):
+            return Decision(promotion.DEFAULT_IS_BEST, "no other setting could be measured", default)
+        return Decision(promotion.UNTRIED, "the search ended before it tried any other setting", default)
 
     def begin(self, place: int) -> None:
         """Announce the field that is next, in a process of the wave."""

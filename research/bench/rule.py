@@ -24,8 +24,9 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.rule import BUILT_IN, Rule
-from mjolnir.kernel.variant import Variant, resolve
-from mjolnir.research.answer import Answer, Failure
+from mjolnir.kernel.sources import kernel_hash
+from mjolnir.kernel.variant import Variant, infeasible, resolve
+from mjolnir.research.answer import Answer, Failure, UsageFailure
 from mjolnir.research.bench.knobs import Grid
 from mjolnir.research.bench.live import load
 from mjolnir.research.bench.points import parse
@@ -44,6 +45,9 @@ RULES = tuple(
 )
 """What is chosen among."""
 
+
+RESULTS = Path(__file__).resolve().parent / "results" / "kernel-peers-h200.json"
+"""What `mjolnir bench kernel --tune` measured, in the checkout that the package is installed from."""
 
 SUMMARY = ("places", "rule", "rule_worst", "held_out", "default", "default_worst")
 """What is said of a group."""
@@ -98,11 +102,14 @@ def of_results(results: Mapping[str, Any], device: Device) -> Iterator[Place]:
 
 
 def of_run(records: Sequence[Mapping[str, Any]]) -> Iterator[Place]:
-    """The buckets of a campaign; times are ratios to `Setting()`, medians over the trials of a setting."""
+    """The buckets of a campaign; times are ratios to `Setting()`, medians over the trials of a setting.
+
+    What cannot run with the kernel as it is was measured with an earlier one, and is left out.
+    """
     campaign = bodies(records, "campaign")[-1]
     geometry, workload = Geometry.from_dict(campaign["geometry"]), Workload.from_dict(campaign["workload"])
     device = Device(**campaign["device"])
-    measured = [body for body in bodies(records, "trial") if body["status"] == Status.MEASURED]
+    measured = [body for body in _measured(records) if not _outdated(body, geometry, device)]
     for bucket in workload.buckets:
         ratios: dict[Setting, list[float]] = {}
         for body in measured:
@@ -110,7 +117,30 @@ def of_run(records: Sequence[Mapping[str, Any]]) -> Iterator[Place]:
             if uneven.serves(setting, bucket, geometry, device):
                 ratios.setdefault(setting, []).append(body["ratios"][str(bucket)])
         times = {setting: median(values) for setting, values in ratios.items()}
+        if not times:
+            continue
         yield Place(f"campaign {geometry}", f"batch {bucket}", geometry, bucket, times)
+
+
+def _measured(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [body for body in bodies(records, "trial") if body["status"] == Status.MEASURED]
+
+
+def _outdated(trial: Mapping[str, Any], geometry: Geometry, device: Device) -> bool:
+    """Whether its setting cannot run with the kernel as it is."""
+    return infeasible(Setting.from_dict(trial["resolved"]), geometry, device) is not None
+
+
+def _left_out(folder: Path, records: Sequence[Mapping[str, Any]], device: Device) -> Iterator[str]:
+    """How many trials of a run are of settings that cannot run any more, as a sentence; nothing where all can."""
+    geometry, trials = Geometry.from_dict(bodies(records, "campaign")[-1]["geometry"]), _measured(records)
+    if count := sum(_outdated(body, geometry, device) for body in trials):
+        epochs = bodies(records, "epoch")
+        theirs = epochs[-1]["parts"]["kernel_hash"][:12] if epochs else "another one"
+        yield (
+            f"{folder}: {count} of {len(trials)} trials are left out: their settings cannot run with the kernel as it "
+            f"is ({kernel_hash()[:12]}); that of the run was {theirs}"
+        )
 
 
 def _unlimited(setting: Setting, workload: Workload, bucket: int, geometry: Geometry, device: Device) -> Setting:
@@ -149,16 +179,17 @@ def rule(source: Recording, results: Mapping[str, Any], runs: Sequence[Path] = (
         out: the file.
 
     Raises:
-        Failure: a folder that holds no run on a GPU, or one of another kernel or device than the recording's.
+        UsageFailure: a folder that holds no run on a GPU, or one of another device than the recording's.
     """
     device = source.device
-    campaigns = [place for folder in runs for place in of_run(_records(folder, device))]
+    read = {folder: _records(folder, device) for folder in runs}
+    campaigns = [place for records in read.values() for place in of_run(records)]
     places = [*of_recording(source), *campaigns, *of_results(results, device)]
     best = fitted(places, device)
     rows = [_row(best, place, device) for place in places]
-    groups = list(dict.fromkeys(place.group for place in places))
-    table = {group: _summary(best, group, places, rows, device) for group in groups}
     known = [row for row in rows if row["regret"] is not None and row["regret_default"] is not None]
+    groups = list(dict.fromkeys(row["group"] for row in known))
+    table = {group: _summary(best, group, places, rows, device) for group in groups}
     figures = {
         "rule_regret": round(geometric_mean(row["regret"] for row in known), 4),
         "rule_regret_worst": max(row["regret"] for row in known),
@@ -184,6 +215,7 @@ def rule(source: Recording, results: Mapping[str, Any], runs: Sequence[Path] = (
     lines = [f"{name:24} {value:>8g}" for name, value in figures.items()]
     in_force = "as built in" if best == BUILT_IN else f"built in is {_words(BUILT_IN)}"
     width = max(map(len, table))
+    lines += [note for folder, records in read.items() for note in _left_out(folder, records, device)]
     lines += ["", f"{'group':{width}}" + "".join(f"{name:>14}" for name in SUMMARY)]
     lines += [f"{group:{width}}" + "".join(f"{facts[name]:14g}" for name in SUMMARY) for group, facts in table.items()]
     return Answer(data, "\n".join([f"rule: {_words(best)} ({in_force})", *lines, *written(data, out, indent=1)]))
@@ -194,9 +226,12 @@ def _words(found: Rule) -> str:
 
 
 def _records(folder: Path, device: Device) -> list[Mapping[str, Any]]:
-    records, _ = load(folder)
+    try:
+        records, _ = load(folder)
+    except Failure as error:
+        raise UsageFailure(f"--run: {error}") from error
     if Device(**bodies(records, "campaign")[-1]["device"]) != device:
-        raise Failure(f"{folder} is of another device than the recording, {device.name}")
+        raise UsageFailure(f"--run: {folder} is of another device than the recording, {device.name}")
     return records
 
 

@@ -85,7 +85,7 @@ def run(
     promote: Annotated[bool, typer.Option("--promote", help="Write the rows that are proven faster.")] = False,
     defaults: Annotated[
         Path | None,
-        typer.Option("--defaults", help="A scratch table that stands in for the user's and takes the rows."),
+        typer.Option(*options.TABLE_NAMES, help="A scratch table that stands in for the user's and takes the rows."),
     ] = None,
     export: Annotated[
         Path | None, typer.Option("--export", help="Export the campaign to this folder at its end.")

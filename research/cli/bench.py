@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mjolnir.research.answer import Answer
+from mjolnir.research.answer import Answer, UsageFailure
 from mjolnir.research.bench.tuner import Part
 from mjolnir.research.cli.output import Json, answer
 
@@ -188,8 +188,11 @@ def rule(
         str | None, typer.Argument(help="A packaged recording or a folder; default: the first packaged one.")
     ] = None,
     results: Annotated[
-        Path, typer.Option("--results", help="What `mjolnir bench kernel --tune` measured on the same card.")
-    ] = Path("research/bench/results/kernel-peers-h200.json"),
+        Path | None,
+        typer.Option(
+            "--results", help="What `mjolnir bench kernel --tune` measured on the same card; else the checkout's."
+        ),
+    ] = None,
     run: Annotated[
         list[Path] | None, typer.Option("--run", help="Folder of an exported campaign on the same card; once for each.")
     ] = None,
@@ -203,7 +206,12 @@ def rule(
         from mjolnir.research.bench import rule as twin
         from mjolnir.research.benches import load_recording
 
-        return twin.rule(load_recording(recording), rows.read(results), tuple(run or ()), out)
+        if results is None and not twin.RESULTS.exists():
+            raise UsageFailure(
+                f"{twin.RESULTS} is not there: name what `mjolnir bench kernel --tune` measured with --results, "
+                f"such as research/bench/results/{twin.RESULTS.name} of a checkout"
+            )
+        return twin.rule(load_recording(recording), rows.read(results or twin.RESULTS), tuple(run or ()), out)
 
     answer(work, as_json)
 

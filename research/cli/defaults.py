@@ -110,7 +110,7 @@ def promote(
 
         with ledgers.open(ledger) as opened:
             records = [as_mapping(record) for record in opened.records(find(opened, tag).tag)]
-        return twin.promote(tag, records, table, replace=replace)
+            return twin.promote(tag, records, opened, table, replace=replace)
 
     answer(work, as_json)
 
@@ -180,7 +180,7 @@ def check(
 
 @app.command()
 def verify(
-    table: Annotated[Path | None, typer.Option("--table", help="The table; else those in force.")] = None,
+    table: Annotated[Path | None, typer.Option(*options.TABLE_NAMES, help="The table; else those in force.")] = None,
     records: options.Records = None,
     ledger: options.Ledger = None,
     as_json: Json = False,
@@ -193,6 +193,6 @@ def verify(
         from mjolnir.research.evidence import Evidence
 
         with ledgers.open(ledger) as opened:
-            return twin.verify(twin.tables_in(table), Evidence.of(opened, records or ()))
+            return twin.verify(twin.tables_in(table), Evidence.to_the_letter(opened, records or ()))
 
     answer(work, as_json)

@@ -94,4 +94,7 @@ LeaseSeconds = Annotated[
         help="With --storage: what a silent process had in hand is taken over after this time.",
     ),
 ]
-Table = Annotated[Path | None, typer.Option("--table", help="A scratch table in the place of the user's.")]
+TABLE_NAMES = ("--table", "--defaults")
+"""What a table is given with, in every command; the first is the one that messages name."""
+
+Table = Annotated[Path | None, typer.Option(*TABLE_NAMES, help="A scratch table in the place of the user's.")]

@@ -120,7 +120,7 @@ def why(
         with ledgers.open(ledger) as opened:
             evidence = Evidence.of(opened, records or ())
             if row is not None:
-                return twin.why_row(row, device, load(table).tables, evidence)
+                return twin.why_row(row, device, load(table).tables, evidence, table)
             return twin.why(str(what), evidence, str(tag))
 
     answer(work, as_json)

@@ -14,6 +14,7 @@ from mjolnir.kernel.geometry import Geometry, Placement
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.sources import DEVICE_SOURCES, hash_sources
 from mjolnir.research import diff, promote
+from mjolnir.research.verify_rows import Verified
 from mjolnir.tuner import synthetic
 
 KERNEL = {name: f"# {name}\n".encode() for name in DEVICE_SOURCES}
@@ -72,6 +73,12 @@ def checkout(tmp_path: Path, _alone: None) -> Path:
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "start")
     return root
+
+
+@pytest.fixture
+def on_their_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written without a look at their evidence: the promotion records that `make_row` makes have none."""
+    monkeypatch.setattr(promote, "examined", lambda table, row, evidence: Verified(table, row, (), ()))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from tests.research.test_checkout import opened
 from tests.research.test_cli import call
 from tests.research.test_promote import campaign, promotion
 
+pytestmark = pytest.mark.usefixtures("on_their_word")
+
 
 @pytest.fixture
 def proven(tmp_path: Path) -> Path:
@@ -74,13 +76,15 @@ def test_what_was_demoted_is_not_promoted_again(proven, tmp_path):
     assert call("defaults", "demote", "8", "--table", table, "--ledger", proven)[0] == 0
     assert [row.key.batch for row in Table.read(table).rows] == [32]
     code, out, _ = call("defaults", "promote", "live", "--table", table, "--ledger", proven)
-    assert code == 0
+    assert code == 4
     assert "0 of 2 proven rows " in out
-    assert re.search(r"batch up to 8: not written: demoted \S+Z \(no reason given\)", out)
+    said = f"batch up to 8: not written: demoted \\S+Z in {re.escape(str(table))} \\(no reason given\\), which holds"
+    assert re.search(said, out)
     elsewhere = json.loads(
         call("defaults", "promote", "live", "--table", tmp_path / "b", "--ledger", proven, "--json")[1]
     )
     assert (elsewhere["changed"], [out["key"]["batch"] for out in elsewhere["left_out"]]) == (1, [8])
+    assert f" in {table} " in elsewhere["left_out"][0]["reason"], "the table in which it was demoted"
     with ledgers.open(proven, git="off") as ledger, ledger.writer("live", {}) as writer:
         writer.append("promotion", promotion(8, kv_stages=5))
     assert call("defaults", "promote", "live", "--table", table, "--ledger", proven)[0] == 0

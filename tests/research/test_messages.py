@@ -175,7 +175,7 @@ def test_outputs_are_tried_before_the_work(recording, tmp_path, file):
     for more, words in (
         (("--export", file / "x"), "--export: "),
         (("--export", file), "--export: "),
-        (("--defaults", file / "t.json"), "--defaults: "),
+        (("--defaults", file / "t.json"), "--table: "),
         (("--defaults", tmp_path), "is a folder"),
     ):
         code, _, err = replay(recording, tmp_path / "ledger", *more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mjolnir.research.rows import proven, row_of
 from tests.research.conftest import git, make_row, six_rows_path
 from tests.research.test_cli import call
 
-pytestmark = pytest.mark.usefixtures("six_rows")
+pytestmark = pytest.mark.usefixtures("six_rows", "on_their_word")
 
 
 def promotion(batch: int = 8, decision: str = "promote", **knobs: int) -> dict[str, Any]:
@@ -122,7 +123,9 @@ def test_a_row_that_the_campaign_was_not_compared_with_stays_unless_it_is_said(l
     code, out, _ = call(*wanted)
     assert "batch up to 32: kv_stages=4   (in force already)" in out
     assert "batch up to 8: not written: live was not compared with the row in force (kv_stages=3, of live)" in out
-    assert call(*wanted, "--replace")[0] == 0
+    instead = f"mjolnir defaults promote live --table {table} --replace --ledger {folder}"
+    assert f"`{instead}` replaces it all the same" in out
+    assert call(*shlex.split(instead)[1:])[0] == 0, "it can be copied"
     assert [row.setting.kv_stages for row in Table.read(table).rows] == [4, 4]
 
 
@@ -146,8 +149,11 @@ def test_the_last_decision_on_a_bucket_counts(live):
 def test_no_row_without_its_evidence(live):
     body = promotion(8)
     body["certificate"] = {name: value for name, value in body["certificate"].items() if name != "records"}
-    with ledgers.open(live(body)) as ledger, pytest.raises(Failure, match="lacks records"):
+    folder = live(body)
+    with ledgers.open(folder) as ledger, pytest.raises(Failure, match="lacks records"):
         proven([record.as_dict() for record in ledger.records("live")])
+    code, _, err = call("defaults", "promote", "live", "--table", folder / "table.json", "--ledger", folder)
+    assert (code, "nothing was written: the certificate of bucket 8 lacks records" in err) == (4, True)
 
 
 def test_other_rows_of_a_table_stay(tmp_path):

@@ -106,6 +106,16 @@ def test_a_row_that_does_not_follow_or_was_demoted(tmp_path):
     assert "too hot" in told(tmp_path, TAG, "bucket=8")["Since then"]
 
 
+def test_a_row_whose_records_are_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("mjolnir.research.evidence.__file__", str(tmp_path / "evidence.py"))
+    asked = ("autoresearch", "why", "--batch", 8, "--ledger", tmp_path / "none")
+    for _ in range(2):  # without any record of the tag, then with that of a demotion alone
+        code, out, _ = call(*asked)
+        assert (code, f"27 of 27 cited records of {TAG} are nowhere" in out) == (1, True), out
+        with ledgers.open(tmp_path / "none", git="off") as ledger, ledger.writer(TAG, {}) as writer:
+            writer.append("demotion", {"key": body("promotion", bucket=8)["key"], "reason": "too hot"})
+
+
 def test_nonsense_is_refused(tmp_path):
     for arguments, code, words in (
         ((TAG, "900"), 1, "there is no trial 900; the last one is 165"),
@@ -116,6 +126,8 @@ def test_nonsense_is_refused(tmp_path):
         ((TAG, "1", "--batch", 8), 2, "name a trial"),
         (("none", "1"), 1, "there is no tag none"),
         (("--batch", 8, "--device", "thor"), 2, "no row fits 8 on thor"),
+        (("--batch", 5, "--device", "thor"), 2, "told by: mjolnir defaults explain --batch 5 --device thor\n"),
+        (("--key", "batch=2"), 2, "told by: mjolnir defaults explain --batch 2\n"),
     ):
         got, _, err = call("autoresearch", "why", *arguments, "--ledger", tmp_path / "none")
         assert (got, words in err) == (code, True), err

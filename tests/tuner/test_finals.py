@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.variant import resolve
 from mjolnir.tuner import recording, synthetic
 from mjolnir.tuner.bench import Instance, InstanceRequest, Status
 from mjolnir.tuner.coordinator import Result, run
@@ -63,6 +64,21 @@ def two() -> Recording:
     """`WINNER` is 5 % faster than the default, `SECOND` 4 %, and a third setting 3 %."""
     truth = synthetic.planted(SECOND, 0.04, synthetic.planted(WINNER, 0.05, synthetic.planted(THIRD, 0.03)))
     return synthetic.make(truth, name="two", values=VALUES, workload=SMALL)
+
+
+@pytest.mark.parametrize("budget", [{"minutes": 1e-6}, {"trials": 1}])
+def test_a_bucket_is_not_decided_where_only_the_default_was_tried(two: Recording, budget: dict[str, Any]) -> None:
+    result, journal = campaign(ScriptedBench(two), replace(OPTIONS, **budget))
+    assert [d["decision"] for d in result.decisions] == ["not-decided"] * 2
+    assert result.decisions[0]["reason"] == "the search ended before it tried any other setting"
+    longer = run(ScriptedBench(two), journal, replace(OPTIONS, trials=40))
+    assert "not-decided" not in [d["decision"] for d in longer.decisions], "going on decides it"
+
+
+def test_a_default_without_a_rival_is_the_best(two: Recording) -> None:
+    default = resolve(Setting(), two.geometry, two.device).as_dict()
+    result, _ = campaign(ScriptedBench(two), replace(OPTIONS, pins={name: default[name] for name in VALUES}))
+    assert [d["decision"] for d in result.decisions] == ["default-is-best"] * 2
 
 
 def test_each_process_takes_a_group_of_every_open_bucket(two: Recording) -> None:

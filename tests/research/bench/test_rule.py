@@ -18,6 +18,7 @@ from mjolnir.research.bench.rule import RULES, Place, fitted, of_recording, of_r
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.workload import Point, Workload, uniform
+from tests.research.test_cli import call
 
 MAIN = Geometry(32, 8)
 RESULTS = Path(__file__).parents[3] / "research" / "bench" / "results" / "kernel-peers-h200.json"
@@ -86,7 +87,7 @@ def test_a_campaigns_buckets_are_places_and_limits_count_as_what_they_do() -> No
         resolved = resolve(setting, MAIN, H200).as_dict()
         return {"kind": "trial", "body": {"status": "measured", "resolved": resolved, "ratios": {"1": few, "64": many}}}
 
-    wide, two = Setting(1, 4, 8), Setting(2, 3)
+    wide, two, outdated = Setting(1, 4, 8), Setting(2, 3), Setting(2, 6)
     workload = Workload("two", (uniform(1, 4096), uniform(64, 4096)))
     campaign = {"geometry": MAIN.as_dict(), "device": asdict(H200), "workload": workload.as_dict()}
     wrong = {"status": "incorrect", "resolved": two.as_dict(), "ratios": {}}
@@ -98,11 +99,28 @@ def test_a_campaigns_buckets_are_places_and_limits_count_as_what_they_do() -> No
         trial(replace(two, max_splits=512), 1.0, 0.9),
         trial(replace(two, max_splits=1), 3.0, 0.5),
         {"kind": "trial", "body": wrong},
+        {"kind": "trial", "body": {"status": "measured", "resolved": outdated.as_dict(), "ratios": {"1": 0.1}}},
     ])  # fmt: skip
+    assert outdated not in few.times, "it cannot run with the kernel as it is"
     assert [place.name for place in (few, many)] == ["batch 1", "batch 64"]
     assert (few.times[wide], few.time(two), few.time(replace(two, max_splits=1))) == (0.8, 1.0, 3.0)
     assert (many.times[two], many.time(replace(two, max_splits=1))) == (0.9, None)  # one long sequence would pay for it
     assert many.regret(wide) == pytest.approx(1.3 / 0.9)
+
+
+def test_runs_of_an_earlier_kernel_are_taken_from_any_folder_and_a_wrong_one_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RESULTS.parents[2] / "runs" / "h200-decode8"
+    code, out, _ = call("bench", "rule", "--run", run)
+    said = " ".join(out.split())
+    left_out = f"{run}: 21 of 165 trials are left out: their settings cannot run with the kernel as it is"
+    assert (code, left_out in said, "that of the run was " in said) == (0, True, True), said
+    assert f"campaign {MAIN}" in said
+    code, _, err = call("bench", "rule", "--run", tmp_path / "none")
+    assert (code, f"--run: {tmp_path / 'none'} holds no exported run" in " ".join(err.split())) == (2, True)
+    monkeypatch.setattr("mjolnir.research.bench.rule.RESULTS", tmp_path / "gone.json")
+    code, _, err = call("bench", "rule")
+    assert (code, "gone.json is not there: name what" in " ".join(err.split())) == (2, True)
 
 
 def _is_main(row: dict[str, Any]) -> bool:

@@ -200,15 +200,22 @@ def _clear(store: GitStore) -> None:
 
 
 def _git(store: GitStore, *arguments: str) -> bytes:
-    """A command that speaks to a remote, its settings pinned too."""
+    """A command that speaks to a remote, its settings pinned too; relative places are taken from where git takes them.
+
+    Raises:
+        GitError: git failed, in its own words where the remote is there.
+        LedgerError: there is no such remote.
+    """
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
-        return store.run(*settings, *arguments)
+        return store.run(*settings, *arguments, folder=store.home)
     except GitError as error:
         if "does not appear to be a git repository" not in str(error):
             raise
         remote = arguments[arguments.index("--") + 1]
         names = store.run("remote").decode().split()
+        if remote in names:
+            raise GitError(f"the remote {remote} cannot be reached: {error}") from error
         there = f"its remotes are {', '.join(names)}" if names else "it has no remotes"
         raise LedgerError(
             f"{remote!r} is neither a remote of {store.common} ({there}) nor the place of a repository; "

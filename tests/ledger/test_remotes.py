@@ -78,6 +78,31 @@ def test_a_writer_that_went_on_is_taken_further_and_one_that_is_behind_is_left(
         assert fetch(here) == Fetched(1, 1, 0, 0, ())
 
 
+def test_a_relative_remote_is_taken_from_where_git_takes_it(hub: Path, repository: Path, tmp_path: Path) -> None:
+    git(repository, "remote", "set-url", "origin", "../hub.git")
+    fill(repository, 2)
+    with ledger.open(repository / "research") as here:
+        assert push(here) == Pushed(1, 0, 0)
+        assert fetch(here, "../hub.git") == Fetched(0, 0, 1, 0, ())
+    beside = tmp_path / "trees" / "beside"
+    git(repository, "worktree", "add", "-q", str(beside), "-b", "beside")
+    git(repository, "remote", "set-url", "origin", "../../hub.git")
+    with ledger.open(beside / "research") as there:
+        assert fetch(there) == Fetched(0, 0, 1, 0, ())
+    git(hub, "remote", "add", "mirror", "../checkout")
+    with ledger.open(hub / "research") as bare:
+        assert fetch(bare, "mirror") == Fetched(0, 0, 1, 0, ())
+
+
+def test_a_remote_that_cannot_be_reached_is_told_in_the_words_of_git(hub: Path, repository: Path) -> None:
+    git(repository, "remote", "set-url", "origin", "../gone.git")
+    with ledger.open(repository / "research") as here, pytest.raises(ledger.LedgerError) as caught:
+        fetch(here)
+    assert "the remote origin cannot be reached: git fetch in " in str(caught.value)
+    assert "'../gone.git' does not appear to be a git repository" in str(caught.value)
+    assert "neither" not in str(caught.value)
+
+
 def test_what_is_not_whole_is_named_and_left_out(hub: Path, repository: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     good = fill(clone, 2, "good")

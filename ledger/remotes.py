@@ -108,9 +108,13 @@ def fetch(ledger: Ledger, remote: str = "origin") -> Fetched:
         options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
         _git(store, "fetch", *options, "--", _checked(remote), f"+{PREFIX}/*:{INCOMING}/*")
         try:
-            return _merge(ledger, store, store.heads(INCOMING), dead)
+            done = _merge(ledger, store, store.heads(INCOMING), dead)
         finally:
             _clear(store)
+    if done.records and not ledger.live.exists():
+        # From here on this is a ledger that is asked often: without a live file looks alone would make no index file.
+        ledger.reindex()
+    return done
 
 
 def _merge(

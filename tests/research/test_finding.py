@@ -315,3 +315,13 @@ def test_completion_knows_the_tags(filled, tmp_path):
     Context.params = {"ledger": tmp_path / "none"}
     assert known_tags(Context(), "") == []  # type: ignore[arg-type]
     assert "--install-completion" in call("--help")[1]
+
+
+def test_looking_at_a_folder_that_is_no_ledger_writes_nothing(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for words in (("list",), ("status",), ("show",), ("show", "a"), ("export", "a"), ("note", "a", "text")):
+        call("autoresearch", *words, "--ledger", folder)
+    for words in (("verify",), ("gc", "--dry-run"), ("repair", "--dry-run"), ("remove", "a")):
+        call("ledger", *words, "--ledger", folder)
+    assert list(folder.iterdir()) == []

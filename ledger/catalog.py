@@ -34,18 +34,24 @@ class Catalog:
         self._index: Index | None = None
         self._path: Path | None = None
         self._in_memory = False
+        self._asked_for = False
 
     def fresh(self) -> Index:
         """The index, with all that the live file and the refs hold by now."""
-        self._trying(lambda index: synchronise(index, self._live, self._store))
-        return self._open()
+
+        def work(index: Index) -> Index:
+            synchronise(index, self._live, self._store)
+            return index
+
+        return self._trying(work)
 
     def as_is(self) -> Index:
         """The index with what was read before; nothing is read for it."""
         return self._trying(lambda index: index)
 
     def rebuild(self) -> int:
-        """Forget the index and read everything again; the number of records."""
+        """Forget the index and read everything again, into a file also where there is no live file; the records."""
+        self._asked_for = True
         return self._trying(lambda index: synchronise(index, self._live, self._store, anew=True))
 
     def backlog(self, index: Index, heads: dict[str, str], most: int) -> list[Commit]:
@@ -99,10 +105,14 @@ class Catalog:
         return self._index
 
     def _where(self) -> Path | None:
-        """The index file, or None (in memory) where it cannot lie in a file."""
+        """The index file, or None (in memory) where it cannot lie in a file.
+
+        A look at a folder that holds no ledger leaves nothing there.
+        """
         folder = self._live.parent
         lies = not self._in_memory and folder.is_dir() and os.access(folder, os.W_OK)
-        return folder / NAME if lies else None
+        mine = self._asked_for or self._live.exists() or (folder / NAME).exists()
+        return folder / NAME if lies and mine else None
 
     def _trying(self, work: Callable[[Index], T]) -> T:
         """Do `work` over the index; where that fails, over a new one; then over one in memory.

@@ -50,12 +50,14 @@ class GitStore:
         git: path of the git binary.
         directory: the git directory (of the work tree, where there are several).
         common: the directory that refs and objects lie in.
+        home: the top of the work tree, from which git takes the place of a remote; without one the git directory.
         algorithm: the object format, "sha1" or "sha256".
     """
 
     git: str
     directory: Path
     common: Path
+    home: Path
     algorithm: str
 
     @classmethod
@@ -70,15 +72,19 @@ class GitStore:
             raise GitError("there is no git binary on the PATH")
         while not folder.is_dir():
             folder = folder.parent
-        query = ("rev-parse", "--absolute-git-dir", "--git-common-dir", "--show-object-format")
+        query = (
+            "rev-parse", "--absolute-git-dir", "--git-common-dir", "--show-object-format", "--is-inside-work-tree",
+            "--show-cdup",
+        )  # fmt: skip
         try:
             answer = run_git([git, *query], folder)
         except GitError as error:
             if "not a git repository" in str(error):
                 raise GitError(f"{folder} lies in no git repository") from error
             raise
-        directory, common, algorithm = answer.decode().splitlines()
-        return cls(git, Path(directory), (folder / common).resolve(), algorithm)
+        directory, common, algorithm, in_tree, *up = answer.decode().splitlines()
+        home = folder.joinpath(*up).resolve() if in_tree == "true" else Path(directory)
+        return cls(git, Path(directory), (folder / common).resolve(), home, algorithm)
 
     def check_writable(self) -> None:
         """Raise GitError when nothing can be added to the repository; what it holds can be read all the same."""
@@ -223,14 +229,16 @@ class GitStore:
         """Names of own packs; fast-import itself appends to it, and `gather` writes it anew."""
         return self.common / "mjolnir" / "packs"
 
-    def run(self, *arguments: str, source: Iterable[bytes] = ()) -> bytes:
-        """What a git command prints, of which `source` is the whole input.
+    def run(self, *arguments: str, source: Iterable[bytes] = (), folder: Path | None = None) -> bytes:
+        """What a git command prints, of which `source` is the whole input, run in `folder` or in the git directory.
 
         Raises:
             GitError: it failed.
         """
         settings = [part for setting in _SETTINGS for part in ("-c", setting)]
-        return run_git([self.git, f"--git-dir={self.directory}", *settings, *arguments], self.directory, source)
+        return run_git(
+            [self.git, f"--git-dir={self.directory}", *settings, *arguments], folder or self.directory, source
+        )
 
     def _clear_stale_locks(self, refs: Iterable[str]) -> bool:
         """Remove lock files of our own refs that a killed git left; True when there was one.

@@ -72,5 +72,14 @@ def _next(before: Commit | None, record: Record, algorithm: str) -> Commit:
 
 def writer_of(ref: str) -> str:
     """The writer that a ledger ref names; empty when the name is not that of a ledger ref."""
+    return _parts(ref)[1]
+
+
+def tag_of(ref: str) -> str:
+    """The tag that a ledger ref names; empty when the name is not that of a ledger ref."""
+    return _parts(ref)[0]
+
+
+def _parts(ref: str) -> tuple[str, str]:
     parts = ref.removeprefix(f"{PREFIX}/").split("/")
-    return parts[1] if len(parts) == 2 else ""
+    return (parts[0], parts[1]) if len(parts) == 2 else ("", "")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from mjolnir.ledger.commits import PREFIX
 from mjolnir.ledger.errors import LedgerError
 from mjolnir.ledger.git_store import GitError, GitStore
-from mjolnir.ledger.proof import prove, writer_of
+from mjolnir.ledger.proof import prove, tag_of, writer_of
 from mjolnir.ledger.record import Record
-from mjolnir.ledger.tombstone import KIND, buried
+from mjolnir.ledger.tombstone import KIND, LASTING, Buried, buried
 from mjolnir.ledger.verify import Problem
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Fetched:
         records: how many were new.
         writers: how many of their refs are new or moved on.
         known: refs with nothing new.
-        buried: refs that a tombstone here names, which were left out.
+        buried: refs of tags that were removed here, which were left out.
         problems: refs that were not taken, and why.
+        later: records on those of them that no tombstone here names: another host made them before it knew.
     """
 
     records: int
@@ -65,6 +66,7 @@ class Fetched:
     known: int
     buried: int
     problems: tuple[Problem, ...]
+    later: int = 0
 
 
 def push(ledger: Ledger, remote: str = "origin") -> Pushed:
@@ -99,29 +101,40 @@ def fetch(ledger: Ledger, remote: str = "origin") -> Fetched:
     """
     store = _store(ledger)
     ledger.flush()
-    dead = set(buried(ledger.records(kind=KIND)))
+    stones = ledger.records(kind=KIND)
+    dead = {tag: buried(stone for stone in stones if stone.tag == tag) for tag in {stone.tag for stone in stones}}
     with store.locked(_LOCK_SECONDS):
         _clear(store)
         options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
         _git(store, "fetch", *options, "--", _checked(remote), f"+{PREFIX}/*:{INCOMING}/*")
         try:
-            return _merge(ledger, store, store.heads(INCOMING), dead)
+            done = _merge(ledger, store, store.heads(INCOMING), dead)
         finally:
             _clear(store)
+    if done.records and not ledger.live.exists():
+        # From here on this is a ledger that is asked often: without a live file looks alone would make no index file.
+        ledger.reindex()
+    return done
 
 
-def _merge(ledger: Ledger, store: GitStore, incoming: Mapping[str, str], dead: set[str]) -> Fetched:
+def _merge(
+    ledger: Ledger, store: GitStore, incoming: Mapping[str, str], dead: Mapping[str, Mapping[str, Buried]]
+) -> Fetched:
     heads = store.heads()
-    records = writers = known = skipped = 0
+    records = writers = known = skipped = later = 0
     problems: list[Problem] = []
     moves: dict[str, tuple[str, str]] = {}
     for staged, head in incoming.items():
         ref = PREFIX + staged.removeprefix(INCOMING)
         old = heads.get(ref, "")
-        if writer_of(ref) in dead:
-            skipped += 1
-        elif head == old:
+        # A ref that is here goes on as any other, or a push would be refused for good.
+        named = None if old else dead.get(tag_of(ref))
+        if head == old:
             known += 1
+        elif named is not None and writer_of(ref) in named:
+            skipped += 1
+        elif named is not None and (left := _left_out(store, ref, head)):
+            skipped, later = skipped + 1, later + left
         else:
             added, wrong = _added(ledger, store, ref, old, head)
             if wrong:
@@ -133,7 +146,17 @@ def _merge(ledger: Ledger, store: GitStore, incoming: Mapping[str, str], dead: s
                 records, writers = records + added, writers + 1
     if moves:
         store.move(moves)
-    return Fetched(records, writers, known, skipped, tuple(problems))
+    return Fetched(records, writers, known, skipped, tuple(problems), later)
+
+
+def _left_out(store: GitStore, ref: str, head: str) -> int:
+    """How many records a ref of a removed tag holds; 0 where it is to be looked at: tombstones travel everywhere."""
+    try:
+        proof = prove(store, ref, head)
+    except LedgerError:
+        return 0
+    lasting = any(record.kind in LASTING for record in proof.records)
+    return 0 if proof.wrong or lasting else len(proof.records)
 
 
 def _added(ledger: Ledger, store: GitStore, ref: str, old: str, head: str) -> tuple[int, str]:
@@ -181,15 +204,22 @@ def _clear(store: GitStore) -> None:
 
 
 def _git(store: GitStore, *arguments: str) -> bytes:
-    """A command that speaks to a remote, its settings pinned too."""
+    """A command that speaks to a remote, its settings pinned too; relative places are taken from where git takes them.
+
+    Raises:
+        GitError: git failed, in its own words where the remote is there.
+        LedgerError: there is no such remote.
+    """
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
-        return store.run(*settings, *arguments)
+        return store.run(*settings, *arguments, folder=store.home)
     except GitError as error:
         if "does not appear to be a git repository" not in str(error):
             raise
         remote = arguments[arguments.index("--") + 1]
         names = store.run("remote").decode().split()
+        if remote in names:
+            raise GitError(f"the remote {remote} cannot be reached: {error}") from error
         there = f"its remotes are {', '.join(names)}" if names else "it has no remotes"
         raise LedgerError(
             f"{remote!r} is neither a remote of {store.common} ({there}) nor the place of a repository; "

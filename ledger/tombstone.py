@@ -1,11 +1,13 @@
 """Removing a tag: a tombstone names the records that go, and only `collect`, asked for by name, takes them away.
 
-A tombstone is a record of the tag that it removes, and stays for good, so that a fetch does not bring back what it
-names. It names each writer by its last record; one that went on afterwards is kept whole.
+A tombstone is a record of the tag that it removes, and stays for good: a fetch brings back nothing of the tag. It names
+each writer by its last record. What is here beyond that, such as what another host recorded before it knew, keeps the
+tag whole until it is removed once more.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from mjolnir.ledger.ledger import Ledger
 
 KIND = "tombstone"
+LASTING = frozenset({KIND, "demotion"})
+"""Kinds that a removed tag may go on to hold: a row can be taken out of force after its campaign is gone."""
+
 _LOCK_SECONDS = 30.0
 
 
@@ -41,12 +46,25 @@ class Collected:
     Attributes:
         records: how many, by tag.
         bytes: of their lines in the live file.
-        kept: writers that are named by a tombstone and were kept, and why.
+        kept: how many later records the removed tags hold that were kept whole for them, by tag.
     """
 
     records: Mapping[str, int]
     bytes: int
-    kept: Mapping[str, str]
+    kept: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A tag that was removed.
+
+    Attributes:
+        stone: its last tombstone.
+        later: records of the tag that are here and that no tombstone names.
+    """
+
+    stone: Record
+    later: int
 
 
 def bury(
@@ -85,55 +103,61 @@ def bury(
 
 
 def buried(records: Iterable[Record]) -> dict[str, Buried]:
-    """What the tombstones among `records` name, by writer; what makes no sense in one is not heeded."""
+    """What the tombstones among `records`, of one tag, name by writer; what makes no sense in one is not heeded."""
     found: dict[str, Buried] = {}
     for record in records:
         named = record.body.get("writers") if record.kind == KIND else None
         for writer, last in named.items() if isinstance(named, Mapping) else ():
             if isinstance(last, Mapping) and type(last.get("seq")) is int and isinstance(last.get("sha256"), str):
-                found[writer] = Buried(record.tag, last["seq"], last["sha256"])
+                new = Buried(record.tag, last["seq"], last["sha256"])
+                # Of several tombstones the one that knew most: they may be of hosts that did not know one another.
+                found[writer] = max(found.get(writer, new), new, key=lambda known: known.seq)
     return found
 
 
-def removed(records: Iterable[Record]) -> frozenset[str]:
-    """The tags of which every record is a tombstone, or named by one."""
-    every = list(records)
-    named = buried(every)
-    left = {record.tag for record in every if record.kind != KIND and not _covers(named.get(record.writer), record)}
-    return frozenset(record.tag for record in every if record.kind == KIND) - left
+def removals(ledger: Ledger) -> dict[str, Removal]:
+    """Every tag that was removed; costs next to nothing where none was."""
+    last = {stone.tag: stone for stone in ledger.records(kind=KIND)}
+    return {tag: Removal(stone, _later(ledger.records(tag))) for tag, stone in last.items()}
 
 
-def _covers(named: Buried | None, record: Record) -> bool:
-    return named is not None and named.tag == record.tag and record.seq <= named.seq
+def removal(ledger: Ledger, tag: str) -> Removal | None:
+    """The removal of a tag; None for one that was not removed, at next to no cost."""
+    stones = ledger.records(tag, KIND)
+    return Removal(stones[-1], _later(ledger.records(tag))) if stones else None
 
 
 def hidden(ledger: Ledger) -> frozenset[str]:
-    """The removed tags of a ledger, which lists leave out; costs next to nothing where none was removed."""
-    tags = {record.tag for record in ledger.records(kind=KIND)}
-    return removed(record for tag in tags for record in ledger.records(tag))
+    """The removed tags that lists leave out: those that hold nothing beyond what was removed."""
+    return frozenset(tag for tag, gone in removals(ledger).items() if not gone.later)
 
 
-def removal(ledger: Ledger, tag: str) -> Record | None:
-    """The last tombstone of a tag that is removed; None for any other tag, at next to no cost."""
-    stones = ledger.records(tag, KIND)
-    if not stones or tag not in removed(ledger.records(tag)):
-        return None
-    return max(stones, key=lambda record: record.order)
+def _later(records: Iterable[Record]) -> int:
+    """How many records of a tag no tombstone names."""
+    every = list(records)
+    named = buried(every)
+    return sum(record.kind not in LASTING and not _covers(named.get(record.writer), record) for record in every)
+
+
+def _covers(named: Buried | None, record: Record) -> bool:
+    if named is None or record.seq > named.seq:
+        return False
+    return record.seq < named.seq or record.sha256 == named.sha256
 
 
 def collect(ledger: Ledger, *, dry_run: bool = False) -> Collected:
     """Take away, from live file and refs, the records that tombstones name; with `dry_run` only tell.
 
+    A tag goes as a whole or not at all: half of it would be findings without their evidence.
     A kill in between leaves some of them; collecting again takes the rest. git drops their objects in its own time.
 
     Raises:
         LedgerError: the live file cannot be written, or git failed.
     """
-    going, kept = _going(ledger)
+    going, counts, kept = _going(ledger)
     if dry_run or not going:
         size = sum(end - start for start, end in _ranges(ledger, going))
-        return Collected(_counts(going), size, kept)
-    counts = _counts(going)
+        return Collected(counts, size, kept)
     live = LiveFile(ledger.folder)
     try:
         with live.locked():
@@ -151,32 +175,26 @@ def collect(ledger: Ledger, *, dry_run: bool = False) -> Collected:
     return Collected(counts, sum(end - start for start, end in ranges), kept)
 
 
-def _going(ledger: Ledger) -> tuple[dict[str, Buried], dict[str, str]]:
-    """The writers that go, and those that are named but stay, with the reason."""
-    going: dict[str, Buried] = {}
-    kept: dict[str, str] = {}
-    for writer, last in buried(ledger.records(kind=KIND)).items():
-        mine = [record for record in ledger.records(last.tag) if record.writer == writer]
-        if not mine:
+def _going(ledger: Ledger) -> tuple[dict[str, str], dict[str, int], dict[str, int]]:
+    """The writers that go, with their tags; how many records of each tag that is; later ones of tags that stay."""
+    going: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    kept: dict[str, int] = {}
+    for tag, gone in removals(ledger).items():
+        if gone.later:
+            kept[tag] = gone.later
             continue
-        end = max(mine, key=lambda record: record.seq)
-        if any(record.kind == KIND for record in mine):
-            kept[writer] = "it holds a tombstone, which stays"
-        elif (end.seq, end.sha256) != (last.seq, last.sha256):
-            kept[writer] = f"its last record is {end.seq}, the tombstone names {last.seq}; remove the tag once more"
-        else:
-            going[writer] = last
-    return going, kept
+        records = ledger.records(tag)
+        lasting = {record.writer for record in records if record.kind == KIND}
+        named = buried(records).keys() - lasting
+        mine = [record for record in records if record.writer in named]
+        going |= {record.writer: tag for record in mine}
+        if mine:
+            counts[tag] = len(mine)
+    return going, dict(counts), kept
 
 
-def _counts(going: Mapping[str, Buried]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for last in going.values():
-        counts[last.tag] = counts.get(last.tag, 0) + last.seq + 1
-    return counts
-
-
-def _ranges(ledger: Ledger, going: Mapping[str, Buried]) -> list[tuple[int, int]]:
+def _ranges(ledger: Ledger, going: Mapping[str, str]) -> list[tuple[int, int]]:
     """The bytes of the live file that hold the lines of these writers."""
     found = []
     for start, end, line in scan(ledger.live):
@@ -188,11 +206,11 @@ def _ranges(ledger: Ledger, going: Mapping[str, Buried]) -> list[tuple[int, int]
     return found
 
 
-def _drop_refs(ledger: Ledger, going: Mapping[str, Buried]) -> None:
+def _drop_refs(ledger: Ledger, going: Mapping[str, str]) -> None:
     if ledger.repository is None:
         return
     store = GitStore.discover(ledger.folder)
     with store.locked(_LOCK_SECONDS):
         heads = store.heads()
-        names = (f"{PREFIX}/{last.tag}/{writer}" for writer, last in going.items())
+        names = (f"{PREFIX}/{tag}/{writer}" for writer, tag in going.items())
         store.move({name: (heads[name], "") for name in names if name in heads})

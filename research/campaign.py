@@ -19,6 +19,7 @@ from mjolnir.research.hints import command
 from mjolnir.research.journal import LedgerJournal, as_mapping, decided_elsewhere
 from mjolnir.research.naming import Names
 from mjolnir.research.promote import REPLAY_REFUSED, SCRATCH
+from mjolnir.research.removal import require_in_force
 from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running
 from mjolnir.research.tags import checked_tag, fresh_tag
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from mjolnir.research.sharing import SharedJournal
     from mjolnir.tuner.bench import Bench
     from mjolnir.tuner.options import Options
+
+TAKEN = "its name stays taken, and nothing is added to it; choose another --tag"
+"""What a run is told of a tag that was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ def opened(
     """Make or find the campaign's records and its bench, on its own hardware or the one given; closed with the block.
 
     Raises:
-        UsageFailure: the tag exists and is not resumed, or is resumed and does not exist.
+        UsageFailure: the tag exists and is not resumed, or is resumed and does not exist or was removed.
     """
     with ExitStack() as stack:
         store = stack.enter_context(sharing.joined(request, ledger, tag)) if request.storage else None
@@ -195,6 +199,7 @@ def opened(
 
 
 def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> None:
+    require_in_force(ledger, tag, TAKEN)
     if request.worker and not known:
         raise UsageFailure(
             f"there is no campaign {tag} in this storage yet; "

@@ -21,6 +21,7 @@ from mjolnir.research.answer import Answer, Exit, UsageFailure
 from mjolnir.research.campaign import Campaign
 from mjolnir.research.ending import told
 from mjolnir.research.naming import Names
+from mjolnir.research.removal import require_in_force
 from mjolnir.research.stopping import Running
 from mjolnir.research.tags import checked_tag, fresh_tag
 from mjolnir.tuner import coordinator
@@ -56,6 +57,7 @@ def run(request: Request, geometries: Sequence[str], screen: Screen) -> Answer:
         if request.resume and not any(each.resume for each in requests):
             raise UsageFailure(f"there is no campaign of {request.tag} to resume; leave --resume out to start them")
         for each in requests:
+            require_in_force(ledger, str(each.tag), campaign.TAKEN)
             campaign.require_replayable(each)
         folder = places.state_folder(ledger.folder)
         running = [stack.enter_context(Running(folder, str(each.tag)).claim()) for each in requests]

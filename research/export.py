@@ -15,6 +15,7 @@ from mjolnir.research import places, t4_results
 from mjolnir.research.answer import Answer, Failure
 from mjolnir.research.hints import command
 from mjolnir.research.journal import as_mapping
+from mjolnir.research.removal import removal, removal_lines, require_records
 from mjolnir.research.rows import proven
 from mjolnir.research.summary import bodies, current, summarize
 
@@ -38,7 +39,9 @@ def export(ledger: Ledger, tag: str, out: Path | None = None) -> Answer:
     """
     folder = export_records(ledger, tag, out or places.export_folder(ledger.folder, tag))
     names = sorted(path.name for path in folder.iterdir())
-    return Answer({"tag": tag, "folder": str(folder), "files": names}, f"{tag} is in {folder}: {', '.join(names)}")
+    gone = removal(ledger, tag)
+    text = "\n".join([f"{tag} is in {folder}: {', '.join(names)}", *removal_lines(ledger, tag, gone)])
+    return Answer({"tag": tag, "folder": str(folder), "files": names, "removed": gone}, text)
 
 
 def require_own(folder: Path, tag: str, beside: Path | None = None) -> None:
@@ -78,7 +81,8 @@ def export_records(ledger: Ledger, tag: str, folder: Path, beside: Path | None =
     """Write `tag` to `folder` and return it.
 
     Raises:
-        Failure: there is no such campaign, or the folder cannot be written or holds something else (see `require_own`).
+        Failure: there is no such campaign, or its records were collected; or the folder cannot be written or holds
+            something else (see `require_own`).
     """
     from mjolnir import ledger as ledgers
 
@@ -86,6 +90,7 @@ def export_records(ledger: Ledger, tag: str, folder: Path, beside: Path | None =
     if not lines:
         shown = command(ledger, "autoresearch", "list")
         raise Failure(f"there is no tag {tag} in {ledger.live}; `{shown}` shows the tags")
+    require_records(ledger, tag)
     require_own(folder, tag, beside)
     records = [as_mapping(record) for record in lines]
     summary = _summary(records)

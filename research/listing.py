@@ -10,7 +10,9 @@ from mjolnir.research import places
 from mjolnir.research.answer import Answer, Failure
 from mjolnir.research.choosing import ALL, Filters, TagOrder
 from mjolnir.research.hints import command
+from mjolnir.research.naming import counted
 from mjolnir.research.plain import csv_text, plain
+from mjolnir.research.removal import removal, removal_lines
 from mjolnir.research.stopping import is_running
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from mjolnir.ledger import Ledger
     from mjolnir.ledger.summary import TagSummary
+    from mjolnir.ledger.tombstone import Removal
 
 
 COLUMNS = ("tag", "state", "records", "trials", "matching", "kept", "best", "first", "last", "ended", "resumable")
@@ -28,14 +31,18 @@ trials that the filters choose."""
 def listing(ledger: Ledger, filters: Filters = ALL, order: TagOrder = TagOrder.LAST, as_csv: bool = False) -> Answer:
     """Every tag with its trials, its best ratio and whether it runs; with filters the tags that have such trials.
 
-    Tags that were removed are left out, and those that no campaign has, only the demotion of a row.
+    Tags that were removed are left out unless they hold later records, and those that no campaign has, only the
+    demotion of a row.
 
     Raises:
         UsageFailure: a filter that means nothing.
     """
+    from mjolnir.ledger.tombstone import removals
+
     wanted = filters.wanted(ledger, None)
     matching = ledger.tally(wanted) if wanted else None
-    tags = [tag_data(ledger, tag) for tag in _present(ledger)]
+    gone = removals(ledger)
+    tags = [tag_data(ledger, tag, gone.get(tag.tag)) for tag in _present(ledger)]
     if matching is not None:
         tags = [{**tag, "matching": matching[tag["tag"]]} for tag in tags if tag["tag"] in matching]
     bucket = filters.bucket
@@ -85,11 +92,11 @@ def _table(tags: Sequence[Mapping[str, Any]], bucket: int | None) -> Table:
     return table
 
 
-def tag_data(ledger: Ledger, summary: TagSummary) -> dict[str, Any]:
+def tag_data(ledger: Ledger, summary: TagSummary, gone: Removal | None) -> dict[str, Any]:
     """The facts of one tag, ready for JSON."""
     return {
         "tag": summary.tag,
-        "state": _state(ledger, summary),
+        "state": _state(ledger, summary, gone),
         "records": summary.records,
         "trials": summary.trials,
         "kept": summary.kept,
@@ -110,16 +117,20 @@ def status(ledger: Ledger, tag: str | None = None) -> Answer:
     """
     from rich.console import Group
 
+    from mjolnir.ledger import tombstone
     from mjolnir.research.findings import bucket_table, effect_lines, tried
     from mjolnir.research.show import campaign_summary
 
-    data = tag_data(ledger, find(ledger, tag))
+    found = find(ledger, tag)
+    gone = removal(ledger, found.tag)
+    data = tag_data(ledger, found, tombstone.removal(ledger, found.tag))
     summary = campaign_summary(ledger, data["tag"])
     head = f"{data['tag']}: {data['state']}, last record {data['last'][:19]}Z"
     if data["state"] == "interrupted":
         head += f"; go on with: {_resuming(ledger, data['tag'], summary['recording'])}"
-    data |= {"buckets": summary["buckets"], "effects": summary["effects"]}
-    return Answer(data, Group(head, *tried(summary), "", bucket_table(summary), *effect_lines(summary)))
+    data |= {"buckets": summary["buckets"], "effects": summary["effects"], "removed": gone}
+    said = removal_lines(ledger, found.tag, gone)
+    return Answer(data, Group(head, *tried(summary), "", bucket_table(summary), *effect_lines(summary), *said))
 
 
 def _resuming(ledger: Ledger, tag: str, recording: str | None) -> str:
@@ -150,7 +161,7 @@ def find(ledger: Ledger, tag: str | None) -> TagSummary:
 
 
 def _present(ledger: Ledger) -> tuple[TagSummary, ...]:
-    """The tags of campaigns that were not removed; any other tag is still found by its name.
+    """The tags of campaigns that hold more than what was removed; any other tag is still found by its name.
 
     Demoting a row leaves a record under the row's tag, also where the campaign is in no record here.
     """
@@ -170,9 +181,11 @@ def _none_yet(ledger: Ledger) -> str:
     return f"no campaigns yet in {ledger.live}; start one with: {command(ledger, 'autoresearch', 'run')}"
 
 
-def _state(ledger: Ledger, summary: TagSummary) -> str:
+def _state(ledger: Ledger, summary: TagSummary, gone: Removal | None) -> str:
     if is_running(places.state_folder(ledger.folder), summary.tag):
         return "running"
+    if gone:
+        return f"removed, {counted(gone.later, 'later record')} here" if gone.later else "removed"
     if summary.ended in (None, "interrupted"):
         return "interrupted"
     return f"finished ({summary.ended})"

@@ -143,7 +143,11 @@ def collect(ledger: Ledger, dry_run: bool = False, tables: Sequence[Table] = ())
         _require_free(ledger, planned.records, tables)
         done = planned if dry_run else tombstone.collect(ledger)
     data = {"dry_run": dry_run, **asdict(done)}
-    kept = [f"writer {writer} was kept: {why}" for writer, why in done.kept.items()]
+    kept = [
+        f"{tag} was kept: {counted(later, 'record')} of it came after the removal; "
+        f"to remove them too: {command(ledger, 'ledger', 'remove', tag)}"
+        for tag, later in done.kept.items()
+    ]
     if not done.records:
         return Answer(data, "\n".join(["nothing to collect: no removed tag has records here", *kept]))
     verb = "would be deleted" if dry_run else "deleted"
@@ -176,6 +180,8 @@ def fetch(ledger: Ledger, remote: str) -> Answer:
     with _in_words():
         done = remotes.fetch(ledger, remote)
     gone = f", {done.buried} left out as removed" if done.buried else ""
+    if done.later:
+        gone += f" ({counted(done.later, 'record')} of them later than the removal)"
     head = f"{remote}: {counted(done.records, 'new record')} of {counted(done.writers, 'writer')}"
     lines = [f"{head}, {counted(done.known, 'ref')} with nothing new{gone}"]
     if done.problems:
@@ -211,10 +217,14 @@ def _in_words() -> Iterator[None]:
 def _certificates(ledger: Ledger, tables: Sequence[Table]) -> Iterator[Problem]:
     """Promotions that cite records which are not here, and rows that do not follow from those that are."""
     from mjolnir.ledger import Problem
+    from mjolnir.ledger.tombstone import removals
 
     hashes: dict[str, set[str]] = {}
     remedy = "import the file that holds it, or run `mjolnir ledger fetch`"
+    gone = removals(ledger)
     for record in ledger.records(kind="promotion"):
+        if record.tag in gone:  # nothing is promoted from it any more, and its evidence may be collected elsewhere
+            continue
         if record.tag not in hashes:
             hashes[record.tag] = {every.sha256 for every in ledger.records(record.tag)}
         for digest in _cited(record.body.get("certificate")):

@@ -9,6 +9,7 @@ from mjolnir.research.answer import Answer, Failure, UsageFailure
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.listing import find
 from mjolnir.research.plain import plain
+from mjolnir.research.removal import require_in_force
 
 if TYPE_CHECKING:
     from mjolnir.ledger import Ledger
@@ -21,13 +22,14 @@ def note(ledger: Ledger, tag: str, words: Sequence[str]) -> Answer:
     """Record a note: `words` are its text, and before it, where it is about a trial, the trial's number.
 
     Raises:
-        UsageFailure: there is no text, or too much.
+        UsageFailure: there is no text, or too much, or the tag was removed.
         Failure: there is no such tag or trial.
     """
     from mjolnir.ledger import LedgerError
 
     number, text = _read(words)
     name = find(ledger, tag).tag
+    require_in_force(ledger, name, "a note would be lost with it; note it under another tag")
     try:
         about = None if number is None else ledger.trial(name, number)
     except LedgerError as error:

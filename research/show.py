@@ -16,6 +16,7 @@ from mjolnir.research.listing import find
 from mjolnir.research.naming import Names
 from mjolnir.research.note import note_lines, notes
 from mjolnir.research.plain import plain
+from mjolnir.research.removal import removal, removal_lines, require_records
 from mjolnir.tuner.workload import Workload
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def show(ledger: Ledger, tag: str | None, trial: int | None = None) -> Answer:
     summary = campaign_summary(ledger, name)
     found, gone = notes(ledger, name), removal(ledger, name)
     data = {**summary, "notes": found, "removed": gone}
-    return Answer(data, Group(overview(summary), *note_lines(found), *removal_lines(name, gone)))
+    return Answer(data, Group(overview(summary), *note_lines(found), *removal_lines(ledger, name, gone)))
 
 
 def _show_trial(ledger: Ledger, tag: str, number: int) -> Answer:
@@ -62,7 +63,7 @@ def _show_trial(ledger: Ledger, tag: str, number: int) -> Answer:
 
     from mjolnir.ledger import LedgerError
 
-    _require_records(ledger, tag)
+    require_records(ledger, tag)
     try:
         record = ledger.trial(tag, number)
     except LedgerError as error:
@@ -79,23 +80,7 @@ def _show_trial(ledger: Ledger, tag: str, number: int) -> Answer:
         "removed": gone,
     }
     view = _trial_view(data, campaigns[-1].body)
-    return Answer(data, Group(view, *note_lines(found), *removal_lines(tag, gone)))
-
-
-def removal(ledger: Ledger, tag: str) -> dict[str, str] | None:
-    """When and why a tag was removed; None where it was not."""
-    from mjolnir.ledger import tombstone
-
-    record = tombstone.removal(ledger, tag)
-    return None if record is None else {"time": record.time, "reason": str(record.body.get("text", ""))}
-
-
-def removal_lines(tag: str, gone: Mapping[str, str] | None) -> list[str]:
-    """A removal for a person; empty where there is none."""
-    if gone is None:
-        return []
-    why = gone["reason"] or "no reason given"
-    return ["", plain(f"{tag} was removed, {gone['time'][:16]}Z: {why}; its records stay until `ledger gc`")]
+    return Answer(data, Group(view, *note_lines(found), *removal_lines(ledger, tag, gone)))
 
 
 def campaign_summary(ledger: Ledger, tag: str) -> dict[str, Any]:
@@ -104,19 +89,11 @@ def campaign_summary(ledger: Ledger, tag: str) -> dict[str, Any]:
     Raises:
         Failure: its records hold no campaign.
     """
-    _require_records(ledger, tag)
+    require_records(ledger, tag)
     try:
         return ledger.derived(tag, "summary", _version(), _summarize)
     except ValueError as error:
         raise Failure(f"{tag}: {error}") from error
-
-
-def _require_records(ledger: Ledger, tag: str) -> None:
-    """Refuse a tag whose records were collected: only its tombstone is left."""
-    gone = removal(ledger, tag)
-    if gone and not ledger.records(tag, "campaign"):
-        why = plain(gone["reason"]) or "no reason given"
-        raise Failure(f"{tag} was removed, {gone['time'][:16]}Z: {why}; its records are gone from {ledger.live}")
 
 
 def _summarize(records: Iterable[Record]) -> dict[str, Any]:

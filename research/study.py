@@ -12,6 +12,7 @@ from mjolnir.research.answer import Answer, Failure, UsageFailure
 from mjolnir.research.hints import command
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.naming import counted
+from mjolnir.research.removal import require_records
 from mjolnir.research.request import Request
 from mjolnir.research.summary import summarize
 from mjolnir.tuner.bench import Status
@@ -44,6 +45,7 @@ def study(ledger: Ledger, tag: str, storage: str) -> Answer:
         Failure: there is no such campaign, or the storage cannot be written.
         UsageFailure: `storage` is no URL that Optuna knows, or holds another study of this name.
     """
+    require_records(ledger, tag)
     records = [as_mapping(record) for record in ledger.records(tag)]
     if not records:
         shown = command(ledger, "autoresearch", "list")

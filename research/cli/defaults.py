@@ -107,9 +107,12 @@ def promote(
         from mjolnir.research import promote as twin
         from mjolnir.research.journal import as_mapping
         from mjolnir.research.listing import find
+        from mjolnir.research.removal import require_in_force
 
         with ledgers.open(ledger) as opened:
-            records = [as_mapping(record) for record in opened.records(find(opened, tag).tag)]
+            name = find(opened, tag).tag
+            require_in_force(opened, name, "no row of it is written; prove its settings again under another --tag")
+            records = [as_mapping(record) for record in opened.records(name)]
             return twin.promote(tag, records, opened, table, replace=replace)
 
     answer(work, as_json)

@@ -15,9 +15,10 @@ from mjolnir import ledger as ledgers
 from mjolnir.research import benches, places
 from mjolnir.research.answer import Answer, Exit, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.bodies import environment, open_records
-from mjolnir.research.campaign import failures_in_words
+from mjolnir.research.campaign import TAKEN, failures_in_words
 from mjolnir.research.checkout import Checkout
 from mjolnir.research.journal import LedgerJournal
+from mjolnir.research.removal import require_in_force
 from mjolnir.research.source import answers
 from mjolnir.research.source.branch import Branch
 from mjolnir.research.source.change import Change, take
@@ -79,6 +80,7 @@ def attempt(request: Request, ask: Ask, screen: Screen, opener: Opener | None = 
     if checkout is None:
         raise Failure("`autoresearch try` is run in a git checkout of Mjolnir, whose sources it is about; this is none")
     with ledgers.open(request.ledger) as ledger:
+        require_in_force(ledger, tag, TAKEN)
         branch = Branch(checkout, tag)
         branch.catch_up(_kept(ledger, tag))
         change = take(checkout, branch.base(ask.base), ask.message, ask.branch)

@@ -213,3 +213,31 @@ def test_a_path_that_no_encoding_has(tmp_path: Path) -> None:
     with ledger.open(folder, git="off") as book:
         assert len(fill(book)) == len(book.records())
     assert (folder / "ledger.sqlite").is_file()
+
+
+def test_a_look_at_a_folder_without_a_live_file_leaves_nothing_there(repository: Path, tmp_path: Path) -> None:
+    folder = repository / "runs"
+    folder.mkdir()
+    with ledger.open(repository / "research") as book:
+        fill(book)
+    with ledger.open(folder) as book:
+        assert len(book.records()) == 10
+        assert book.trial(TAG, 4).body["trial"] == 4
+        assert book.verify().ok
+        assert list(folder.iterdir()) == []
+        with book.writer("c") as writer:
+            writer.append("trial", trial(1))
+        assert len(book.records()) == 11
+        assert (folder / "ledger.sqlite").is_file()
+
+
+def test_an_index_that_was_asked_for_is_kept_without_a_live_file(repository: Path) -> None:
+    folder = repository / "runs"
+    folder.mkdir()
+    with ledger.open(repository / "research") as book:
+        fill(book)
+    with ledger.open(folder) as book:
+        assert book.reindex() == 10
+    assert [path.name for path in folder.iterdir()] == ["ledger.sqlite"]
+    with ledger.open(folder) as book:
+        assert len(book.records()) == 10

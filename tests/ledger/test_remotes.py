@@ -11,7 +11,7 @@ from mjolnir import ledger
 from mjolnir.ledger import git_run, remotes
 from mjolnir.ledger.git_store import GitStore
 from mjolnir.ledger.remotes import Fetched, Pushed, fetch, push
-from mjolnir.ledger.tombstone import bury, collect
+from mjolnir.ledger.tombstone import Collected, bury, collect, hidden, removal
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 
 
@@ -78,6 +78,31 @@ def test_a_writer_that_went_on_is_taken_further_and_one_that_is_behind_is_left(
         assert fetch(here) == Fetched(1, 1, 0, 0, ())
 
 
+def test_a_relative_remote_is_taken_from_where_git_takes_it(hub: Path, repository: Path, tmp_path: Path) -> None:
+    git(repository, "remote", "set-url", "origin", "../hub.git")
+    fill(repository, 2)
+    with ledger.open(repository / "research") as here:
+        assert push(here) == Pushed(1, 0, 0)
+        assert fetch(here, "../hub.git") == Fetched(0, 0, 1, 0, ())
+    beside = tmp_path / "trees" / "beside"
+    git(repository, "worktree", "add", "-q", str(beside), "-b", "beside")
+    git(repository, "remote", "set-url", "origin", "../../hub.git")
+    with ledger.open(beside / "research") as there:
+        assert fetch(there) == Fetched(0, 0, 1, 0, ())
+    git(hub, "remote", "add", "mirror", "../checkout")
+    with ledger.open(hub / "research") as bare:
+        assert fetch(bare, "mirror") == Fetched(0, 0, 1, 0, ())
+
+
+def test_a_remote_that_cannot_be_reached_is_told_in_the_words_of_git(hub: Path, repository: Path) -> None:
+    git(repository, "remote", "set-url", "origin", "../gone.git")
+    with ledger.open(repository / "research") as here, pytest.raises(ledger.LedgerError) as caught:
+        fetch(here)
+    assert "the remote origin cannot be reached: git fetch in " in str(caught.value)
+    assert "'../gone.git' does not appear to be a git repository" in str(caught.value)
+    assert "neither" not in str(caught.value)
+
+
 def test_what_is_not_whole_is_named_and_left_out(hub: Path, repository: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     good = fill(clone, 2, "good")
@@ -132,6 +157,56 @@ def test_a_fetch_does_not_bring_back_what_was_removed(hub: Path, repository: Pat
         collect(here)
         assert fetch(here) == Fetched(0, 0, 0, 1, ())
         assert [record.kind for record in here.records()] == ["tombstone"]
+
+
+def test_what_another_host_records_of_a_removed_tag_stays_there_and_whole(
+    hub: Path, repository: Path, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    gone = fill(repository, 3)
+    with ledger.open(repository / "research") as here, ledger.open(clone / "research") as there:
+        push(here)
+        fetch(there)
+        bury(here, TAG, "a wrong workload")
+        collect(here)
+        later = fill(clone, 2)
+        push(there)
+        assert fetch(here) == Fetched(0, 0, 0, 2, (), 2)
+        assert hidden(here) == {TAG}
+        push(here)
+        assert fetch(there) == Fetched(1, 1, 2, 0, ())
+        there_too = removal(there, TAG)
+        assert there_too is not None
+        assert there_too.later == 2
+        assert collect(there) == Collected({}, 0, {TAG: 2})
+        assert {record.writer for record in there.records(kind="trial")} == {gone, later}
+        # Whoever wants it gone there too says so there, and both hear of it.
+        bury(there, TAG, "those too")
+        assert collect(there).records == {TAG: 5}
+        push(there)
+        assert fetch(here) == Fetched(1, 1, 1, 2, (), 2)
+        for book in (here, there):
+            assert [record.kind for record in book.records()] == ["tombstone", "tombstone"]
+            assert (fetch(book).records, fetch(book).later) == (0, 0)
+            assert book.verify().ok
+
+
+def test_a_writer_that_went_on_after_its_removal_does_not_block_a_push(
+    hub: Path, repository: Path, tmp_path: Path
+) -> None:
+    with ledger.open(repository / "research") as here, ledger.open(tmp_path / "clone" / "research") as there:
+        with here.writer(TAG) as writer:
+            writer.append("trial", trial(1))
+            push(here)
+            fetch(there)
+            bury(there, TAG, "")
+            writer.append("trial", trial(2))
+            push(here)
+        assert fetch(there).records == 1
+        assert push(there) == Pushed(1, 0, 1)
+        gone = removal(there, TAG)
+        assert gone is not None
+        assert gone.later == 1
 
 
 def test_what_a_killed_fetch_left_is_cleared(hub: Path, repository: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mjolnir import ledger
-from mjolnir.ledger.tombstone import Collected, bury, collect, hidden, removed
+from mjolnir.ledger.tombstone import Collected, bury, collect, hidden, removal
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 
 
@@ -27,7 +27,6 @@ def test_a_tag_is_removed_in_two_steps(repository: Path) -> None:
         assert stone.body["text"] == "a wrong workload"
         assert stone.body["writers"] == {gone: {"seq": 2, "sha256": whole[-1].sha256}}
         assert book.records("gone") == (*whole, stone)
-        assert removed(book.records()) == {"gone"}
         size = sum(len(record.line) + 1 for record in whole)
         assert hidden(book) == {"gone"}
         before = book.live.read_bytes()
@@ -41,7 +40,7 @@ def test_a_tag_is_removed_in_two_steps(repository: Path) -> None:
         rows = (repository / "research" / "ledger.tsv").read_text().splitlines()
         assert [row.split("\t")[4] for row in rows[1:]] == [TAG, TAG]
         assert book.verify().ok
-        assert removed(book.records()) == {"gone"}
+        assert hidden(book) == {"gone"}
     with ledger.open(repository / "research") as book:
         assert book.flush() == 0
         assert collect(book) == Collected({}, 0, {})
@@ -49,20 +48,48 @@ def test_a_tag_is_removed_in_two_steps(repository: Path) -> None:
     assert git(repository, "fsck", "--strict", "--no-dangling").strip() == ""
 
 
-def test_what_a_writer_added_after_the_tombstone_keeps_it_whole(tmp_path: Path) -> None:
+def test_what_a_writer_added_after_the_tombstone_keeps_its_tag_whole(tmp_path: Path) -> None:
     with ledger.open(tmp_path, git="off") as book, book.writer(TAG) as writer:
+        fill(book, TAG, 2)
         writer.append("trial", trial(1))
-        bury(book, TAG, "")
+        assert removal(book, TAG) is None
+        first = bury(book, TAG, "")
         writer.append("trial", trial(2))
-        assert removed(book.records()) == frozenset()
-        done = collect(book)
-        assert done.records == {}
-        assert done.kept == {writer.id: "its last record is 1, the tombstone names 0; remove the tag once more"}
-        assert len(book.records()) == 3
+        gone = removal(book, TAG)
+        assert gone is not None
+        assert (gone.stone, gone.later) == (first, 1)
+        assert hidden(book) == frozenset()
+        assert collect(book) == Collected({}, 0, {TAG: 1})
+        assert len(book.records()) == 5
         bury(book, TAG, "once more")
-        assert collect(book).records == {TAG: 2}
+        assert collect(book).records == {TAG: 4}
         assert [record.kind for record in book.records()] == ["tombstone", "tombstone"]
         assert book.verify().ok
+
+
+def test_a_demotion_after_the_removal_is_no_later_record_and_stays(tmp_path: Path) -> None:
+    with ledger.open(tmp_path, git="off") as book:
+        fill(book, TAG, 2)
+        bury(book, TAG, "")
+        with book.writer(TAG) as writer:
+            writer.append("demotion", {"reason": "slower"})
+        assert hidden(book) == {TAG}
+        assert collect(book).records == {TAG: 2}
+        assert [record.kind for record in book.records()] == ["tombstone", "demotion"]
+
+
+def test_the_tombstone_that_knew_most_of_a_writer_counts(tmp_path: Path) -> None:
+    with ledger.open(tmp_path / "here", git="off") as here, ledger.open(tmp_path / "there", git="off") as there:
+        with here.writer(TAG) as writer:
+            writer.append("trial", trial(1))
+            there.import_records(here.records())
+            fill(there, "other", 5)
+            writer.append("trial", trial(2))
+        less = bury(there, TAG, "")
+        assert less.lamport > bury(here, TAG, "").lamport
+        here.import_records(there.records(TAG))
+        assert hidden(here) == {TAG}
+        assert collect(here).records == {TAG: 2}
 
 
 def test_what_cannot_be_removed_is_said(tmp_path: Path) -> None:

@@ -220,11 +220,55 @@ def test_a_removed_campaign_says_that_it_was(recording, tmp_path):
     for about in (("b",), ("b", 1)):
         assert f"{said}; its records stay until `ledger gc`" in ask(tmp_path, "show", *about)
     told = json.loads(ask(tmp_path, "show", "b", 1, "--json"))
-    assert told["removed"] == {"time": stone.time, "reason": "a\x1btest"}
+    assert told["removed"] == {"time": stone.time, "reason": "a\x1btest", "later": 0}
+    assert f"{said}; its records stay" in ask(tmp_path, "status", "b")
+    assert json.loads(ask(tmp_path, "status", "b", "--json"))["state"] == "removed"
+    assert f"{said}; its records stay" in ask(tmp_path, "export", "b", "--out", tmp_path / "out")
     call("ledger", "gc", "--ledger", tmp_path)
     for about in (("b",), ("b", 1)):
         code, _, err = call("autoresearch", "show", *about, "--ledger", tmp_path)
         assert (code, f"{said}; its records are gone" in err) == (1, True)
+    code, _, err = call("autoresearch", "export", "b", "--ledger", tmp_path)
+    assert (code, f"{said}; its records are gone" in err) == (1, True)
+
+
+def test_nothing_is_added_to_a_removed_campaign_and_nothing_taken_from_it(recording, tmp_path):
+    replay(recording, tmp_path, tag="b", trials=3)
+    table = tmp_path / "rows.json"
+    with ledgers.open(tmp_path) as opened:
+        bury(opened, "b", "a test", {})
+        count = len(opened.records())
+
+    def refused(left, *arguments):
+        code, _, err = call(*arguments, "--ledger", tmp_path)
+        assert (code, "b was removed, 2" in err, "Z: a test; " in err) == (2, True, True)
+        with ledgers.open(tmp_path) as opened:
+            assert len([record for record in opened.records() if record.kind != "tombstone"]) == left
+        return err
+
+    run = ("autoresearch", "run", "--device", "replay", "--recording", recording, "--tag", "b", "--trials", 9)
+    for left in (count - 1, 0):
+        assert "choose another --tag" in refused(left, *run)
+        assert "choose another --tag" in refused(left, *run, "--resume")
+        assert "note it under another tag" in refused(left, "autoresearch", "note", "b", "a remark")
+        assert "prove its settings again" in refused(left, "defaults", "promote", "b", "--table", table)
+        call("ledger", "gc", "--ledger", tmp_path)
+    assert not table.exists()
+
+
+def test_a_removed_campaign_with_later_records_is_listed_as_such(recording, tmp_path):
+    replay(recording, tmp_path, tag="b", trials=3)
+    with ledgers.open(tmp_path) as opened, opened.writer("b") as writer:
+        bury(opened, "b", "a test", {})
+        writer.append("note", {"text": "too late", "about": ""})
+    (told,) = json.loads(ask(tmp_path, "list", "--json"))["tags"]
+    assert told["state"] == "removed, 1 later record here"
+    again = (
+        f"1 record came later, for which it is kept; to remove all of it: mjolnir ledger remove b --ledger {tmp_path}"
+    )
+    assert again in ask(tmp_path, "status", "b")
+    code, out, _ = call("ledger", "gc", "--ledger", tmp_path)
+    assert (code, "b was kept: 1 record of it came after the removal" in out) == (0, True)
 
 
 def test_a_remembered_summary_is_that_of_whole_records(filled, monkeypatch):
@@ -271,3 +315,13 @@ def test_completion_knows_the_tags(filled, tmp_path):
     Context.params = {"ledger": tmp_path / "none"}
     assert known_tags(Context(), "") == []  # type: ignore[arg-type]
     assert "--install-completion" in call("--help")[1]
+
+
+def test_looking_at_a_folder_that_is_no_ledger_writes_nothing(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for words in (("list",), ("status",), ("show",), ("show", "a"), ("export", "a"), ("note", "a", "text")):
+        call("autoresearch", *words, "--ledger", folder)
+    for words in (("verify",), ("gc", "--dry-run"), ("repair", "--dry-run"), ("remove", "a")):
+        call("ledger", *words, "--ledger", folder)
+    assert list(folder.iterdir()) == []

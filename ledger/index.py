@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -195,13 +196,13 @@ class Adding:
     Attributes:
         count: how many were new.
         waiting: records whose predecessor was not there yet, to be settled by `finish`.
-        problems: what contradicts the index, in words.
+        problems: what contradicts the index, in words, by the writer or the place that it is about.
     """
 
     def __init__(self, index: Index, connection: sql.Connection) -> None:
         self.count = 0
         self.waiting: list[Record] = []
-        self.problems: list[str] = []
+        self.problems = defaultdict[str, list[str]](list)
         self.filled = False
         self._index = index
         self._connection = connection
@@ -225,7 +226,8 @@ class Adding:
             self.take(record)
             if self.waiting:
                 self.waiting.clear()
-                self.problems.append(f"record {record.seq} of writer {record.writer} does not follow its predecessor")
+                what = f"record {record.seq} of writer {record.writer} does not follow its predecessor"
+                self.problems[record.writer].append(what)
                 self._put(record, "", "")
         self.write()
 
@@ -259,7 +261,8 @@ class Adding:
             # A gap is being filled: what comes after it gets its commits when the index is built again.
             self.filled = True
         elif known != record.sha256:
-            self.problems.append(f"record {record.seq} of writer {record.writer} is there twice with different bytes")
+            what = f"record {record.seq} of writer {record.writer} is there twice with different bytes"
+            self.problems[record.writer].append(what)
 
 
 def _columns(record: Record, digest: str, commit_id: str, environment_id: str) -> dict[str, Any]:

@@ -31,8 +31,10 @@ def synchronise(index: Index, live: Path, store: GitStore | None, *, anew: bool 
         if adding.filled:
             index.clear(connection)
             adding = _read(index, connection, live, store, heads)
-        for problem in adding.problems:
-            _log.warning("%s; `mjolnir ledger verify` tells more", problem)
+        # One line a writer: whatever follows an altered record is in doubt with it.
+        for first, *others in adding.problems.values():
+            more = f", and {len(others)} more of its kind" if others else ""
+            _log.warning("%s%s; `mjolnir ledger verify` tells more", first, more)
     return adding.count
 
 
@@ -78,7 +80,7 @@ def _read_live(index: Index, connection: sql.Connection, live: Path, adding: Add
         try:
             adding.take(parse(line))
         except RecordError as error:
-            adding.problems.append(f"{live}, byte {start}: {error}")
+            adding.problems[str(live)].append(f"{live}, byte {start}: {error}")
     if live.exists() and (end != cursor["size"] or "inode" not in cursor):
         index.set_fact(connection, "live", {"size": end, "inode": live.stat().st_ino})
 
@@ -100,8 +102,8 @@ def _read_refs(
             try:
                 adding.take(parse(line))
             except RecordError as error:
-                adding.problems.append(f"commit {commit}: {error}")
+                adding.problems["commits"].append(f"commit {commit}: {error}")
     except GitError as error:
-        adding.problems.append(str(error))
+        adding.problems["git"].append(str(error))
         return False
     return True

@@ -219,6 +219,23 @@ def test_text_of_a_record_is_text_wherever_it_goes(
     assert git(repository, "fsck", "--strict", "--no-dangling").strip() == ""
 
 
+def test_one_altered_digit_is_warned_of_once_a_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ledger.open(tmp_path, git="off") as book, book.writer(TAG) as first, book.writer(TAG) as second:
+        for number in range(1, 41):
+            (first, second)[number % 2].append("trial", trial(number))
+    text = book.live.read_text()
+    book.live.write_text(text.replace('"trial":3,', '"trial":9,', 1).replace('"trial":4,', '"trial":8,', 1))
+    (tmp_path / "ledger.sqlite").unlink()
+    with ledger.open(tmp_path, git="off") as book:
+        assert len(book.records()) == 40
+    warned = sorted(record.getMessage() for record in caplog.records)
+    assert warned == sorted(
+        f"record 2 of writer {writer.id} does not follow its predecessor, and 17 more of its kind; "
+        "`mjolnir ledger verify` tells more"
+        for writer in (first, second)
+    )
+
+
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 def test_the_index_does_not_follow_a_link(tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str) -> None:
     target = tmp_path / "precious"

@@ -1,5 +1,8 @@
 """The run of the kernel bench: every contender at every spot, and the kernel in its chain.
 
+First each contender finds its fastest way; then those are timed for the rows, by turns: a card that draws all the power
+that it may have grows slower from second to second, and nobody is to be timed later than the others.
+
 What a contender cannot run is told in `not_run` under its name, or under its name and the spot; nothing is dropped.
 """
 
@@ -17,7 +20,7 @@ from mjolnir.kernel.rule import built_in
 from mjolnir.kernel.sources import kernel_hash
 from mjolnir.research.bench import rows as files
 from mjolnir.research.bench import table
-from mjolnir.research.bench.peers.contender import Contender, DeviceLost, Heats, brief
+from mjolnir.research.bench.peers.contender import Best, Contender, DeviceLost, Heats, brief
 from mjolnir.research.bench.points import EIGHT, MAIN, Spot, spot
 from mjolnir.research.bench.rows import CHAIN, HEAD_MAJOR, TOKEN_MAJOR
 from mjolnir.research.bench.tuning import Choice, search
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 REST = "the rest"
 """Names in `not_run` what came after the device had failed."""
+
+TURNS = 4
+"""Turns of each contender for a row, forth and back (A-B-B-A)."""
 
 KERNELS = ("mjolnir", "mjolnir-default", "flashinfer-tc", "flashinfer-xqa", "fa3", "vllm-triton", "ceiling")
 """Those of the rows; `CHAIN` beside them is the kernel in the chain in which it is served."""
@@ -133,6 +139,47 @@ def run(
     return found
 
 
+@dataclass(slots=True)
+class Finalist:
+    """A contender at a spot.
+
+    Attributes:
+        contender: which.
+        heats: the ways that it tried.
+        samples: microseconds of the fastest one, of all turns so far.
+    """
+
+    contender: Contender
+    heats: Heats
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> Best:
+        """The fastest way.
+
+        Raises:
+            LookupError: there is none; the message says why.
+        """
+        if self.heats.best is None:
+            raise LookupError(self.heats.failures())
+        return self.heats.best
+
+    def turn(self, clock: Clock, repeats: int) -> None:
+        """Time the fastest way `repeats` times more."""
+        self.samples += clock.time(self.best.graph, self.best.sets, repeats)
+
+    def row(self, place: Spot) -> files.Row:
+        """The row, once all turns are taken; looks at what the launches gave."""
+        best, name = self.best, self.contender.name
+        facts = {"way": best.way.label, **best.way.facts, "tried": self.heats.tried}
+        if name.startswith("mjolnir"):
+            facts["kernel_hash"] = short_hash()
+        if name == "ceiling":
+            overlapped = [us for way, us in self.heats.tried.items() if way.endswith(" pdl") and isinstance(us, float)]
+            facts["us_pdl"] = min(overlapped, default=None)
+        return files.make(name, place, best.way.layout, self.samples, best.entry.error(), **facts)
+
+
 def _race(place: Spot, options: Options, bench: Bench, found: list[files.Row], not_run: dict[str, str]) -> None:
     """Add a row for each contender at one spot to `found`; what gives none is told in `not_run`."""
     kept: dict[str, Sets] = {}
@@ -142,26 +189,48 @@ def _race(place: Spot, options: Options, bench: Bench, found: list[files.Row], n
             kept[layout] = bench.pool.sets(place, layout)
         return kept[layout]
 
-    for contender in bench.contenders:
-        if contender.name in not_run:
-            continue
-        heats, name = Heats(sets, bench.clock), _name(contender, place)
-        try:
-            contender.choose(place, heats)
-            if heats.best is None:
-                not_run[name] = heats.failures()
-            else:
-                found.append(_row(contender.name, place, heats, options.repeats, bench.clock))
-                tell(table.line(found[-1]))
-        except ImportError as error:
-            not_run[contender.name] = brief(error)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            not_run[name] = brief(error)
-            _require(bench.clock, name)
-        if name in not_run or contender.name in not_run:
-            tell(f"not run: {name}: {not_run.get(name) or not_run[contender.name]}")
+    def each(act: Callable[[Finalist], None], *, backwards: bool = False) -> None:
+        for finalist in reversed(finalists) if backwards else finalists:
+            _attempt(finalist, place, bench.clock, not_run, act)
+
+    def finish(finalist: Finalist) -> None:
+        found.append(finalist.row(place))
+        tell(table.line(found[-1]))
+
+    finalists = [Finalist(contender, Heats(sets, bench.clock)) for contender in bench.contenders]
+    each(lambda finalist: finalist.contender.choose(place, finalist.heats))
+    for turn in range(TURNS):
+        repeats = (turn + 1) * options.repeats // TURNS - turn * options.repeats // TURNS
+        each(lambda finalist: finalist.turn(bench.clock, repeats), backwards=turn % 2 == 1)  # noqa: B023
+    each(finish)
+
+
+def _attempt(
+    finalist: Finalist, place: Spot, clock: Clock, not_run: dict[str, str], act: Callable[[Finalist], None]
+) -> None:
+    """Let a contender that has not failed yet do something; what goes wrong is told in `not_run`.
+
+    Raises:
+        DeviceLost: it is the device that fails.
+    """
+    contender = finalist.contender
+    name = _name(contender, place)
+    if name in not_run or contender.name in not_run:
+        return
+    try:
+        act(finalist)
+        return
+    except DeviceLost:
+        raise
+    except ImportError as error:
+        name = contender.name
+        not_run[name] = brief(error)
+    except LookupError as error:
+        not_run[name] = str(error)
+    except Exception as error:
+        not_run[name] = brief(error)
+        _require(clock, name)
+    tell(f"not run: {name}: {not_run[name]}")
 
 
 def _name(contender: Contender, place: Spot) -> str:
@@ -175,20 +244,6 @@ def _require(clock: Clock, name: str) -> None:
         clock.check()
     except Exception as error:
         raise DeviceLost(f"the device fails since {name}: {brief(error)}") from error
-
-
-def _row(name: str, place: Spot, heats: Heats, repeats: int, clock: Clock) -> files.Row:
-    """Time the best way again, and look at what it gave."""
-    best = heats.best
-    assert best is not None
-    samples = clock.time(best.graph, best.sets, repeats)
-    facts = {"way": best.way.label, **best.way.facts, "tried": heats.tried}
-    if name.startswith("mjolnir"):
-        facts["kernel_hash"] = short_hash()
-    if name == "ceiling":
-        overlapped = [us for way, us in heats.tried.items() if way.endswith(" pdl") and isinstance(us, float)]
-        facts["us_pdl"] = min(overlapped, default=None)
-    return files.make(name, place, best.way.layout, samples, best.entry.error(), **facts)
 
 
 def _served(place: Spot, options: Options, bench: Bench, not_run: dict[str, str]) -> list[files.Row]:

@@ -15,10 +15,10 @@ from mjolnir.research import benches, places, planning, sharing
 from mjolnir.research.answer import Answer, Failure, MissingFailure, UsageFailure
 from mjolnir.research.bodies import environment, epoch_body, open_records
 from mjolnir.research.ending import told
-from mjolnir.research.hints import command
+from mjolnir.research.hints import SCRATCH, command
 from mjolnir.research.journal import LedgerJournal, as_mapping, decided_elsewhere
 from mjolnir.research.naming import Names
-from mjolnir.research.promote import REPLAY_REFUSED, SCRATCH
+from mjolnir.research.promote import REPLAY_REFUSED
 from mjolnir.research.removal import require_in_force
 from mjolnir.research.request import Request, with_incumbents
 from mjolnir.research.stopping import Running

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.research import effects
 from mjolnir.research.answer import Answer, Exit, NotWrittenFailure
-from mjolnir.research.hints import command
+from mjolnir.research.hints import SCRATCH, command
 from mjolnir.research.naming import Names, counted, interval, written
 from mjolnir.research.plain import plain
-from mjolnir.research.promote import SCRATCH, left_out_lines
+from mjolnir.research.rows import left_out_lines
 from mjolnir.research.summary import DECISIONS, summarize
 from mjolnir.tuner.workload import Workload
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mjolnir.ledger import Ledger
+
+SCRATCH = Path("scratch.json")
+"""A scratch table that commands name where none was given."""
 
 
 def command(ledger: Ledger, *words: object) -> str:

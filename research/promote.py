@@ -15,10 +15,9 @@ from mjolnir.kernel.variant import resolve
 from mjolnir.research.answer import Answer, Exit, Failure, NotWrittenFailure, UsageFailure
 from mjolnir.research.checkout import TABLE_PATH, Change, Checkout
 from mjolnir.research.evidence import Evidence
-from mjolnir.research.hints import command
+from mjolnir.research.hints import SCRATCH, command
 from mjolnir.research.naming import Names, interval, written
-from mjolnir.research.plain import plain
-from mjolnir.research.rows import LeftOut, Proven, RowFailure, proven
+from mjolnir.research.rows import LeftOut, Proven, RowFailure, left_out_lines, proven
 from mjolnir.research.verify_rows import examined
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 
 REPLAY_REFUSED = "rows from a replay go only into a scratch table; name one with --table"
-SCRATCH = Path("scratch.json")
-"""A scratch table that commands name where none was given."""
 
 
 def promote(
@@ -245,8 +242,3 @@ def _text(kept: Sequence[Row], new: Sequence[Row], left_out: Sequence[LeftOut], 
     lines += [f"  {line}" for line in left_out_lines(data)]
     lines += [f"  commit {commit[:12]}" for commit in data["commits"]]
     return "\n".join(lines)
-
-
-def left_out_lines(data: Mapping[str, Any]) -> list[str]:
-    """A line for each row that was proven and not written: why."""
-    return [f"batch up to {out['key']['batch']}: not written: {plain(out['reason'])}" for out in data["left_out"]]

@@ -9,6 +9,7 @@ from typing import Any
 from mjolnir.backend.table import Row
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure
+from mjolnir.research.plain import plain
 from mjolnir.tuner import uneven
 
 Record = Mapping[str, Any]
@@ -146,3 +147,8 @@ def row_of(body: Mapping[str, Any]) -> Row:
             f"the certificate of bucket {body['bucket']} lacks {', '.join(missing)}; nothing is promoted without it"
         )
     return row
+
+
+def left_out_lines(data: Mapping[str, Any]) -> list[str]:
+    """A line for each row that was proven and not written: why."""
+    return [f"batch up to {out['key']['batch']}: not written: {plain(out['reason'])}" for out in data["left_out"]]

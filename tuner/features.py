@@ -9,17 +9,15 @@ and what the slowest SM has to stream is one more feature.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from mjolnir.kernel.engine import engine_for
-from mjolnir.kernel.geometry import TILE
 from mjolnir.kernel.knobs import KNOBS, Setting
-from mjolnir.kernel.plan import make_plan
+from mjolnir.tuner.runs import planned
 from mjolnir.tuner.space import Coordinates, Space
 from mjolnir.tuner.surrogate import Array
-from mjolnir.tuner.workload import Point, Workload
+from mjolnir.tuner.workload import Workload
 
 STREAM_STEPS = 4.0
 """Steps of the feature `stream` in which it grows by a factor of e."""
@@ -95,17 +93,3 @@ class Features:
 def _order(name: str, value: int) -> tuple[bool, int]:
     """Where a knob's value stands: no limit after all limits."""
     return name == "max_splits" and not value, value
-
-
-@lru_cache(maxsize=8192)
-def planned(point: Point, heads: int, grid: int, max_splits: int) -> tuple[int, str]:
-    """Tiles of the CTA that has the most, at least 1, and the plan's digest.
-
-    `heads` are KV heads times the engine's row blocks.
-    """
-    capacity = TILE * max(1, -(-max(point.contexts) // TILE))
-    plan = make_plan(point.contexts, heads, grid, max_splits, capacity=capacity)
-    runs: dict[int, int] = {}
-    for chunk in plan.chunks():
-        runs[chunk.cta] = runs.get(chunk.cta, 0) + chunk.last - chunk.first
-    return max([1, *runs.values()]), plan.digest()

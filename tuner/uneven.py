@@ -11,7 +11,7 @@ from mjolnir.kernel.device import Device
 from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.features import planned
+from mjolnir.tuner.runs import planned
 from mjolnir.tuner.workload import Point
 
 LONG, SHORT = 65536, 4096

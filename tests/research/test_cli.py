@@ -71,6 +71,20 @@ def test_help_imports_nothing_heavy():
     assert told.splitlines()[-1] == "heavy: []"
 
 
+@pytest.mark.parametrize("words", [("list",), ("show", "a"), ("show", "a", "1")])
+def test_looking_into_a_ledger_waits_for_no_mathematics(recording: Path, tmp_path: Path, words: tuple[str, ...]):
+    """Importing scipy takes longer than all the rest of these commands."""
+    replay(recording, tmp_path / "ledger")
+    code = (
+        "import atexit, sys; "
+        "atexit.register(lambda: print('heavy:', sorted({'numpy', 'scipy', 'torch', 'pandas'} & set(sys.modules)))); "
+        "from mjolnir.research.cli.main import run; run()"
+    )
+    command = [sys.executable, "-c", code, "autoresearch", *words, "--ledger", str(tmp_path / "ledger")]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert told.splitlines()[-1] == "heavy: []"
+
+
 def test_proposing_has_one_thread_unless_the_user_wants_more():
     code = (
         "import atexit, os, sys; sys.argv = ['mjolnir', sys.argv[1], '--help']; "

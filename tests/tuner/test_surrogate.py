@@ -11,7 +11,8 @@ from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting, knob
 from mjolnir.tuner import surrogate
-from mjolnir.tuner.features import STREAM_STEPS, Features, planned
+from mjolnir.tuner.features import STREAM_STEPS, Features
+from mjolnir.tuner.runs import planned
 from mjolnir.tuner.space import Space
 from mjolnir.tuner.surrogate import Array, Belief, Shape, believe, fit
 from mjolnir.tuner.workload import DECODE8, Point, uniform

@@ -60,7 +60,8 @@ def commit_of(record: Record, parent: str, environment: str, algorithm: str = "s
     header = f"tree {_object_id('tree', tree, algorithm)}\n"
     if parent:
         header += f"parent {parent}\n"
-    header += f"author {_signature(record)}\ncommitter {_signature(record)}\n\n"
+    signature = _signature(record)
+    header += f"author {signature}\ncommitter {signature}\n\n"
     return Commit(record, _object_id("commit", header.encode() + message(record), algorithm), parent, environment)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -124,7 +125,7 @@ def insert_many(connection: sql.Connection, table: sql.Table, rows: Sequence[Map
     """
     compiled = sql.insert(table).compile(dialect=connection.dialect)
     names = getattr(compiled, "positiontup", None)
-    values: Any = [tuple(row[name] for name in names) for row in rows] if names else list(rows)
+    values: Any = list(map(itemgetter(*names), rows)) if names else list(rows)
     connection.exec_driver_sql(str(compiled), values)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from mjolnir.ledger import numbers
@@ -90,10 +91,16 @@ def _measure(value: Any) -> tuple[int, int | None]:
 
 
 def _count_members(value: Mapping[str, Any]) -> int:
-    for name in value:
+    _check_names(tuple(value))
+    return 1 + _count_items(value.values())
+
+
+@lru_cache(maxsize=512)
+def _check_names(names: tuple[str, ...]) -> None:
+    """Refuse a key that stands for something packed; objects of a ledger are alike, so few are looked at twice."""
+    for name in names:
         if name[:1] == "~" and name[1:2] != "~":
             raise ValueError(f"the key {name[:20]!r} is not spelled as a packed body's")
-    return 1 + _count_items(value.values())
 
 
 def _count_items(items: Collection[Any]) -> int:
@@ -101,11 +108,9 @@ def _count_items(items: Collection[Any]) -> int:
     count = len(items)
     for item in items:
         kind = type(item)
-        if kind is str:
-            if item[:1] == "~":
-                count += _measure_text(item)[0] - 1
-        elif kind not in PLAIN:
-            count += _measure(item)[0] - 1
+        if kind in PLAIN or (kind is str and item[:1] != "~"):
+            continue
+        count += _count_items(item) if kind is list else _measure(item)[0] - 1
     return count
 
 
@@ -136,8 +141,7 @@ def _measure_repeats(value: Any) -> tuple[int, int]:
 def _measure_columns(value: Any) -> tuple[int, int]:
     if type(value) is not dict or not value:
         raise ValueError("columns are not packed as they should be")
-    if any(name[:1] == "~" and name[1:2] != "~" for name in value):
-        raise ValueError("the names of columns are not spelled as a packed body's")
+    _check_names(tuple(value))
     counts, lengths = zip(*map(_measure, value.values()), strict=True)
     if lengths[0] is None or len(set(lengths)) != 1:
         raise ValueError("columns are of different lengths, or none")

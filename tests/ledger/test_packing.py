@@ -114,7 +114,7 @@ def test_numbers_far_apart_are_left_as_they_are() -> None:
         ({"a": {"~r": [2]}}, "equal items"),
         ({"a": {"~r": [65536, {"~r": [65536, 0]}]}}, "4194304 are allowed"),
         ({"a": {"~c": []}}, "columns are not"),
-        ({"a": {"~c": {"~r": [2, {"a": 1}]}}}, "names of columns"),
+        ({"a": {"~c": {"~r": [2, {"a": 1}]}}}, "the key"),
         ({"a": {"~c": {"a": [1], "b": [1, 2]}}}, "different lengths"),
         ({"a": {"~c": {"a": "text"}}}, "different lengths"),
         ({"a": {"~c": {"a": {"b": 1}}}}, "different lengths"),

@@ -60,7 +60,7 @@ def demote(
         new = old.without(row.key)
     except ValueError as error:
         raise NotWrittenFailure(f"the row was not demoted: {error}") from error
-    record = _record(ledger, row, reason or NO_REASON, place)
+    record = _record(ledger, row, reason or NO_REASON, TABLE_PATH if checkout else Path(place).name)
     if checkout:
         commits = checkout.commit([Change(new.render(), message(row, reason or NO_REASON))])
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places
@@ -154,10 +155,21 @@ def find(ledger: Ledger, tag: str | None) -> TagSummary:
     for summary in known:
         if summary.tag == tag:
             return summary
+    if tag is not None and (exported := _exported(ledger, tag)):
+        bring = command(ledger, "ledger", "import", exported)
+        raise Failure(f"there is no tag {tag} in {ledger.live}, but an export of it; bring it in with: {bring}")
     if not known:
         raise Failure(_none_yet(ledger))
     names = ", ".join(summary.tag for summary in known[-5:])
     raise Failure(f"there is no tag {tag} in {ledger.live}; the latest are {names}")
+
+
+def _exported(ledger: Ledger, tag: str) -> Path | None:
+    """The records of an exported run with that name, where there is one."""
+    from mjolnir.research.evidence import NAME, Evidence
+
+    files = (folder / tag / NAME for folder in Evidence.of(ledger).sources)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _present(ledger: Ledger) -> tuple[TagSummary, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 
@@ -315,6 +316,20 @@ def test_completion_knows_the_tags(filled, tmp_path):
     Context.params = {"ledger": tmp_path / "none"}
     assert known_tags(Context(), "") == []  # type: ignore[arg-type]
     assert "--install-completion" in call("--help")[1]
+
+
+def test_a_campaign_that_was_only_exported_is_found_by_the_command_that_is_printed(filled, tmp_path):
+    elsewhere = tmp_path / "ledger"
+    exported = elsewhere / "runs" / "a"
+    exported.mkdir(parents=True)
+    (exported / "ledger.jsonl").write_bytes(
+        b"".join(record.line + b"\n" for record in ledgers.read_file(filled / "ledger.jsonl") if record.tag == "a")
+    )
+    code, _, err = call("autoresearch", "show", "a", "--ledger", elsewhere)
+    assert code == 1
+    printed = shlex.split(err.partition("bring it in with: ")[2])
+    assert call(*printed[1:])[0] == 0
+    assert json.loads(ask(elsewhere, "show", "a", "--json"))["trials"]
 
 
 def test_looking_at_a_folder_that_is_no_ledger_writes_nothing(tmp_path):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from mjolnir.ledger import aside
 from mjolnir.ledger.errors import LedgerError, LedgerFull, RecordError
@@ -104,7 +106,9 @@ class LiveFile:
         try:
             written = os.write(self._fd, data)
             if written < len(data):
-                raise LedgerFull(f"the disk of {self.path} is full; free some space and run again with --resume")
+                raise LedgerFull(
+                    f"the disk of {self.path} is full; free some space and run again, a campaign with --resume"
+                )
             os.fsync(self._fd)
         except BaseException as error:
             # Also for a Ctrl-C in between: what was not acknowledged is not left half written.
@@ -179,7 +183,9 @@ class LiveFile:
 
     def _failure(self, error: OSError) -> LedgerError:
         if errno.errorcode.get(error.errno or 0) in _NO_SPACE:
-            return LedgerFull(f"the disk of {self.path} is full; free some space and run again with --resume")
+            return LedgerFull(
+                f"the disk of {self.path} is full; free some space and run again, a campaign with --resume"
+            )
         return LedgerError(f"{self.path} cannot be written: {error.strerror}")
 
 
@@ -189,7 +195,7 @@ def scan(path: Path, start: int = 0, *, must_exist: bool = False) -> Iterator[tu
     Of a line that is longer than any record, only so much is given that it is refused for its length.
     """
     try:
-        file = path.open("rb")
+        file = _opened(path)
     except FileNotFoundError:
         if must_exist:
             raise
@@ -210,7 +216,7 @@ def scan(path: Path, start: int = 0, *, must_exist: bool = False) -> Iterator[tu
 def last_lines(path: Path) -> Iterator[bytes]:
     """The whole lines of the file from the last to the first."""
     try:
-        file = path.open("rb")
+        file = _opened(path)
     except FileNotFoundError:
         return
     with file:
@@ -230,6 +236,19 @@ def last_lines(path: Path) -> Iterator[bytes]:
                 torn = False
         if not torn:
             yield rest
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file for reading. What is none, such as a pipe, would be waited for.
+
+    Raises:
+        LedgerError: it is no file.
+    """
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LedgerError(f"{path} is no file of records; move it away, or name another place")
+    return os.fdopen(fd, "rb")
 
 
 def _bounded(line: bytes) -> bytes:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from mjolnir.ledger.git_store import GitStore
 from mjolnir.ledger.record import Record
@@ -61,7 +61,12 @@ class Reader(ABC):
                 bucket where one is wanted.
             limit: at most so many.
             wanted: the fields of `Wanted`: status, verdict, bucket, knobs, since.
+
+        Raises:
+            ValueError: no such order, a limit below zero, or a time that is none.
         """
+        if sort not in get_args(Sort) or (limit is not None and limit < 0):
+            raise ValueError(f"sort={sort!r}, limit={limit!r}: one of {', '.join(get_args(Sort))}, and 0 or more")
         from mjolnir.ledger import queries
 
         with self._mutex:

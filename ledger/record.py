@@ -34,6 +34,9 @@ KINDS = (
 MAX_LINE = 16 * 1024 * 1024
 """Bytes of the longest line that is read or written: a bound for hostile files, far above any real record."""
 
+MOST_TRIALS = 10_000_000
+"""The largest number of a trial, a bound as well: numbers that were passed over are counted one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -178,7 +181,7 @@ def check_body(kind: str, body: Mapping[str, Any]) -> None:
     """
     if kind == "trial":
         number, status = body.get("trial"), body.get("status")
-        if type(number) is not int or not 1 <= number < 2**63:
-            raise RecordError(f"body.trial is {number!r}, expected a whole number from 1")
+        if type(number) is not int or not 1 <= number <= MOST_TRIALS:
+            raise RecordError(f"body.trial is {number!r}, expected a whole number from 1 to {MOST_TRIALS}")
         if not isinstance(status, str) or not status:
             raise RecordError(f"body.status is {status!r}, expected how trial {number} ended")

@@ -70,7 +70,7 @@ class Room:
                 self._due = float("-inf")
                 raise LedgerFull(
                     f"the disk of {folder} is nearly full: {left // MIB} MiB are left, and {LEAST // MIB} are kept "
-                    "for git and the index; free some space and run again with --resume"
+                    "for git and the index; free some space and run again, a campaign with --resume"
                 )
             if left < CAMPAIGN and not self._warned:
                 self._warned = True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?")
 
 Sort = Literal["trial", "ratio", "time"]
 
@@ -26,6 +29,10 @@ class Wanted:
     bucket: int | None = None
     knobs: Mapping[str, int] = field(default_factory=dict)
     since: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.since is not None and not _TIME.fullmatch(self.since):
+            raise ValueError(f"since={self.since!r} is no time such as 2026-01-31, or 2026-01-31T12:00:00Z")
 
     def __bool__(self) -> bool:
         """False when it chooses all."""

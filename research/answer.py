@@ -60,6 +60,21 @@ def asked(what: str = "") -> Iterator[None]:
         raise UsageFailure(f"{what}: {error}" if what else str(error)) from error
 
 
+@contextmanager
+def understood(tag: str) -> Iterator[None]:
+    """The block reads the records of `tag`, which may be of a newer version, or of no campaign at all.
+
+    What such bodies lack, or hold in another form than is written here, becomes a `Failure` that says so.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise Failure(
+            f"{tag}: records that this version does not understand ({type(error).__name__}: {error}): a newer one "
+            "wrote them, or they were made by hand; `mjolnir ledger verify` tells whether they are as they were written"
+        ) from error
+
+
 class MissingFailure(Failure):
     """A device or a package is missing."""
 

@@ -178,6 +178,8 @@ def opened(
         require_space(bench.geometry, bench.device, options, bench.settings())
         if recorded is None:
             planning.require_provable(bench, options, decided_elsewhere(ledger, tag, bench.simulated))
+        elif request.trials is not None:
+            _require_more(request.trials, known, epoch_body(bench)["epoch"])
         options = with_incumbents(options, incumbents_of(request, bench, recorded))
         options = replace(options, enqueued=_enqueued(request, bench, recorded, ledger, tag))
         if recorded is None and request.depth is None:  # each device has a trial in hand, and the next ones behind it
@@ -218,6 +220,13 @@ def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> N
 def _require_knobs(tag: str, recorded: Mapping[str, Any] | None) -> None:
     if recorded and recorded.get("sources"):
         raise UsageFailure(f"{tag} holds source experiments, which `autoresearch try` adds to; take another --tag")
+
+
+def _require_more(limit: int, known: Sequence[Mapping[str, Any]], epoch: str) -> None:
+    """Refuse a limit below what was tried already: deciding again on fewer trials would spend an attempt on nothing."""
+    taken = sum(record["kind"] == "trial" and record["body"].get("epoch") == epoch for record in known)
+    if limit < taken:
+        raise UsageFailure(f"--trials {limit}: {taken} trials are on record; give at least so many, or leave it out")
 
 
 def require_space(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.answer import Answer, Failure, understood
 from mjolnir.research.findings import LEGEND, bucket_cells
 from mjolnir.research.naming import Names
 from mjolnir.research.summary import bodies, current, summarize
@@ -31,7 +31,11 @@ def compare(first: str, second: str, evidence: Evidence) -> Answer:
     Raises:
         Failure: there is no such tag, or its records hold no campaign.
     """
-    records = [evidence.require(tag).records for tag in (first, second)]
+    with understood(f"{first} or {second}"):
+        return _compare(first, second, [evidence.require(tag).records for tag in (first, second)])
+
+
+def _compare(first: str, second: str, records: Sequence[Sequence[Mapping[str, Any]]]) -> Answer:
     try:
         summaries = [summarize(lines) for lines in records]
     except ValueError as error:

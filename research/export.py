@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places, t4_results
-from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.answer import Answer, Failure, understood
 from mjolnir.research.hints import command
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.removal import removal, removal_lines, require_records
@@ -92,17 +92,18 @@ def export_records(ledger: Ledger, tag: str, folder: Path, beside: Path | None =
         raise Failure(f"there is no tag {tag} in {ledger.live}; `{shown}` shows the tags")
     require_records(ledger, tag)
     require_own(folder, tag, beside)
-    records = [as_mapping(record) for record in lines]
-    summary = _summary(records)
-    files = {
-        "ledger.jsonl": b"".join(record.line + b"\n" for record in lines),
-        "ledger.tsv": ledgers.tsv_text((record, ledger.commit(record)) for record in lines).encode(),
-        **documents(records, summary),
-    }
-    try:
-        _place(folder, files, lambda draft: _draw(draft, records, summary))
-    except OSError as error:
-        raise Failure(f"the export could not be written to {folder}: {error.strerror or error}") from error
+    with understood(tag):
+        records = [as_mapping(record) for record in lines]
+        summary = _summary(records)
+        files = {
+            "ledger.jsonl": b"".join(record.line + b"\n" for record in lines),
+            "ledger.tsv": ledgers.tsv_text((record, ledger.commit(record)) for record in lines).encode(),
+            **documents(records, summary),
+        }
+        try:
+            _place(folder, files, lambda draft: _draw(draft, records, summary))
+        except OSError as error:
+            raise Failure(f"the export could not be written to {folder}: {error.strerror or error}") from error
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.research import places
-from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.answer import Answer, Failure, understood
 from mjolnir.research.choosing import ALL, Filters, TagOrder
 from mjolnir.research.hints import command
 from mjolnir.research.naming import counted
@@ -116,13 +116,18 @@ def status(ledger: Ledger, tag: str | None = None) -> Answer:
     Raises:
         Failure: there is no such tag.
     """
+    found = find(ledger, tag)
+    with understood(found.tag):
+        return _status(ledger, found)
+
+
+def _status(ledger: Ledger, found: TagSummary) -> Answer:
     from rich.console import Group
 
     from mjolnir.ledger import tombstone
     from mjolnir.research.findings import bucket_table, effect_lines, tried
     from mjolnir.research.show import campaign_summary
 
-    found = find(ledger, tag)
     gone = removal(ledger, found.tag)
     data = tag_data(ledger, found, tombstone.removal(ledger, found.tag))
     summary = campaign_summary(ledger, data["tag"])

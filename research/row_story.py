@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from mjolnir.backend.table import Row
 from mjolnir.kernel.geometry import Geometry
+from mjolnir.kernel.knobs import Setting
 from mjolnir.research import story
 from mjolnir.research.derive import derive
 from mjolnir.research.evidence import Evidence, Found
 from mjolnir.research.hints import command
 from mjolnir.research.naming import Names, interval
-from mjolnir.research.story import Part
+from mjolnir.research.plain import plain
+from mjolnir.research.rows import unevenness
+from mjolnir.research.story import NoStory, Part
 from mjolnir.research.summary import DECISIONS, bodies
 from mjolnir.tuner.workload import Workload
 
@@ -40,15 +43,15 @@ def of_bucket(found: Found, bucket: int, resume: str) -> list[Part]:
         resume: the command that goes on with it.
 
     Raises:
-        LookupError: the campaign has no such bucket.
+        NoStory: the campaign has no such bucket.
     """
     campaigns = bodies(found.records, "campaign")
     if not campaigns:
-        raise LookupError("these records hold no campaign")
+        raise NoStory("these records hold no campaign")
     campaign, names = campaigns[-1], Names.of(campaigns[-1])
     workload = Workload.from_dict(campaign["workload"])
     if bucket not in workload.buckets:
-        raise LookupError(f"there is no bucket {bucket}; there are {', '.join(map(str, workload.buckets))}")
+        raise NoStory(f"there is no bucket {bucket}; there are {', '.join(map(str, workload.buckets))}")
     promotions = [r for r in found.records if r["kind"] == "promotion" and r["body"]["bucket"] == bucket]
     decided = promotions[-1] if promotions else None
     parts = [
@@ -80,7 +83,7 @@ def of_row(table: str, row: Row, evidence: Evidence) -> list[Part]:
     wrong = [f"{check.name}: {check.problem}" for check in checks if check.problem]
     try:
         parts += of_bucket(found, key.batch, command(evidence.ledger, "autoresearch", "run", "--tag", tag, "--resume"))
-    except LookupError as error:
+    except NoStory as error:
         parts.append(Part("Campaign", (str(error.args[0]),)))
     derived = wrong or [
         f"the certificate follows from its records ({len(checks)} checks: {', '.join(c.name for c in checks)})"
@@ -111,7 +114,7 @@ def _asked(campaign: Body, bucket: int, workload: Workload) -> list[str]:
     against = "the built-in default" + (" and what was in force" if incumbent else "; nothing else was in force")
     return [
         f"{Geometry.from_dict(campaign['geometry'])} on {campaign['device']['name']} ({origin})",
-        f"asked by: {' '.join(campaign['command'])}",
+        f"asked by: {plain(' '.join(campaign['command']))}",
         f"points: {points}; compared with {against}",
     ]
 
@@ -127,9 +130,11 @@ def _search(records: Sequence[Body], bucket: int, decided: Body | None, names: N
     for trial in sorted(measured, key=lambda trial: float(trial["ratios"][str(bucket)])):
         leads.setdefault(str(trial["resolved"]), trial)
     best = list(leads.values())[:LEADS_SHOWN]
-    return lines + [
-        f"trial {lead['trial']}: {lead['ratios'][str(bucket)]:.4f} {names(lead['resolved'])}" for lead in best
-    ]
+    for lead in best:
+        uneven = unevenness(Setting.from_dict(lead["resolved"]), bucket, names.geometry, names.device)
+        said = f"trial {lead['trial']}: {lead['ratios'][str(bucket)]:.4f} {names(lead['resolved'])}"
+        lines.append(f"{said}; no candidate: {uneven}" if uneven else said)
+    return lines
 
 
 def _final_parts(found: Found, bucket: int, decided: Body | None, names: Names, resume: str) -> list[Part]:
@@ -210,9 +215,10 @@ def _change(decided: Body | None, instances: Sequence[Body], resume: str) -> lis
         return ["some setting has to be faster than the default by more than the noise in the shoot-out"]
     margin = float(body["certificate"]["margin"])
     mine = [i for i in instances if i["arms"][0] == body["setting"] and i["status"] == "measured"]
-    lines = [line for name in ("default", "incumbent") for line in _lacking(name, mine, margin)]
+    proven = body["decision"] == "promote"
+    lines = [line for name in ("default", "incumbent") for line in _lacking(name, mine, margin, proven)]
     lines += _slowest(body["certificate"])
-    if body["decision"] == "promote":
+    if proven:
         return [*lines, f"another setting replaces it once it is proven more than {margin:.1%} faster than it"]
     return [*lines, f"another attempt, in which this no longer holds: {body['reason']}"]
 
@@ -227,7 +233,7 @@ def _slowest(paper: Body) -> list[str]:
     return [f"its slowest point is {worst['point']}, {said}; its noise, {allowed:.1%}, is what it may be slower"]
 
 
-def _lacking(name: str, instances: Sequence[Body], margin: float) -> list[str]:
+def _lacking(name: str, instances: Sequence[Body], margin: float, proven: bool) -> list[str]:
     """How far the instances are from the margin, against one baseline."""
     values = sorted(float(body["values"][name]) for body in instances if name in body["values"])
     if not values:
@@ -238,7 +244,7 @@ def _lacking(name: str, instances: Sequence[Body], margin: float) -> list[str]:
     said += f"{short} of {len(values)} short of the margin of {margin:.1%}"
     if middle >= limit:
         return [f"{said}; with this median no number of instances proves it"]
-    return [said + ("; more instances, in another attempt, may prove it" if short else "")]
+    return [said + ("; more instances, in another attempt, may prove it" if short and not proven else "")]
 
 
 def _demotion(row: Row, ledger: Ledger) -> list[str]:

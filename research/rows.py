@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mjolnir.backend.table import Row
+from mjolnir.kernel.device import Device
+from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.research.answer import Failure
 from mjolnir.research.plain import plain
@@ -80,15 +82,26 @@ def proven(records: Sequence[Record]) -> Proven:
 
 
 def _unevenness(row: Row) -> str:
-    """Why a row does not serve a batch with one long sequence; empty where it does. Campaigns of old proved such."""
-    problem = row.setting, row.key.batch, row.key.geometry, row.key.hardware
+    """As `unevenness`, of a row: campaigns of old proved such."""
+    return unevenness(row.setting, row.key.batch, row.key.geometry, row.key.hardware)
+
+
+def unevenness(setting: Setting, batch: int, geometry: Geometry, device: Device) -> str:
+    """Why a setting does not serve a batch with one long sequence; empty where it does."""
+    problem = setting, batch, geometry, device
     if uneven.serves(*problem):
         return ""
     return (
-        f"max_splits={row.setting.max_splits} would cost uneven lengths too much: with one sequence of {uneven.LONG} "
+        f"max_splits={setting.max_splits} would cost uneven lengths too much: with one sequence of {uneven.LONG} "
         f"tokens among others of {uneven.SHORT}, the longest run of a CTA is {uneven.stretch(*problem):.1f} times as "
         "long as without the limit"
     )
+
+
+def unevenness_of(trial: Mapping[str, Any], bucket: int, campaign: Mapping[str, Any]) -> str:
+    """As `unevenness`, of a trial's body in a bucket of a campaign."""
+    problem = Geometry.from_dict(campaign["geometry"]), Device(**campaign["device"])
+    return unevenness(Setting.from_dict(trial["resolved"]), bucket, *problem)
 
 
 def _demotion(record: Record) -> str:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.research.answer import Answer, Failure
+from mjolnir.research.answer import Answer, Failure, understood
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.listing import find
 from mjolnir.research.naming import Names
@@ -45,11 +45,14 @@ def show(ledger: Ledger, tag: str | None, trial: int | None = None) -> Answer:
     Raises:
         Failure: there is no such tag or trial.
     """
+    name = find(ledger, tag).tag
+    with understood(name):
+        return _show_campaign(ledger, name) if trial is None else _show_trial(ledger, name, trial)
+
+
+def _show_campaign(ledger: Ledger, name: str) -> Answer:
     from rich.console import Group
 
-    name = find(ledger, tag).tag
-    if trial is not None:
-        return _show_trial(ledger, name, trial)
     from mjolnir.research.findings import overview
 
     summary = campaign_summary(ledger, name)

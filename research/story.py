@@ -14,6 +14,10 @@ SAME = 5e-4
 """Log ratios below it round to nothing."""
 
 
+class NoStory(LookupError):
+    """There is nothing of that name to tell of; the message says what there is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One part of a story.

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from mjolnir.kernel.knobs import KNOBS
-from mjolnir.research.answer import Answer, Failure, UsageFailure
+from mjolnir.research.answer import Answer, Failure, UsageFailure, understood
 from mjolnir.research.hints import command
 from mjolnir.research.journal import as_mapping
 from mjolnir.research.naming import counted
@@ -50,6 +50,11 @@ def study(ledger: Ledger, tag: str, storage: str) -> Answer:
     if not records:
         shown = command(ledger, "autoresearch", "list")
         raise Failure(f"there is no tag {tag} in {ledger.live}; `{shown}` shows the tags")
+    with understood(tag):
+        return _study(records, tag, storage)
+
+
+def _study(records: Sequence[Mapping[str, Any]], tag: str, storage: str) -> Answer:
     try:
         summary = summarize(records)
     except ValueError as error:

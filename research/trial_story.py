@@ -12,6 +12,7 @@ from mjolnir.research import story
 from mjolnir.research.evidence import Found
 from mjolnir.research.naming import Names
 from mjolnir.research.plain import plain
+from mjolnir.research.rows import unevenness_of
 from mjolnir.research.story import Part
 from mjolnir.research.summary import DECISIONS, bodies, current, noise_floor
 from mjolnir.tuner.workload import Workload
@@ -29,14 +30,14 @@ def of_trial(found: Found, number: int) -> list[Part]:
     """Who asked, what it was compared with, gate, times, where it stood, finals, and what would have to change.
 
     Raises:
-        LookupError: there is no such trial, or no campaign.
+        NoStory: there is no such trial, or no campaign.
     """
     records = found.records
     mine = [record for record in records if record["kind"] == "trial" and record["body"]["trial"] == number]
     campaigns = bodies(records, "campaign")
     if not mine or not campaigns:
         last = max((body["trial"] for body in bodies(records, "trial")), default=0)
-        raise LookupError(f"there is no trial {number}; the last one is {last}")
+        raise story.NoStory(f"there is no trial {number}; the last one is {last}")
     record, campaign = mine[-1], campaigns[-1]
     body, names = record["body"], Names.of(campaigns[-1])
     if "source" in body:
@@ -167,10 +168,14 @@ def _change(body: Body, campaign: Body, records: Sequence[Mapping[str, Any]], tr
 def _gap(body: Body, bucket: str, ratio: float, trials: Sequence[Body], campaign: Body, noise: float) -> str:
     """How far a trial was from the candidates of a bucket, or from the margin."""
     count, margin = campaign["options"]["candidates"], campaign["options"]["margin"]
+    if uneven := unevenness_of(body, int(bucket), campaign):
+        return f"it can be no row here: {uneven}"
     others = {
         str(t["resolved"]): t["ratios"][bucket]
         for t in trials
-        if bucket in t["ratios"] and t["proposal"]["origin"] != "default"
+        if bucket in t["ratios"]
+        and t["proposal"]["origin"] != "default"
+        and not unevenness_of(t, int(bucket), campaign)
     }
     ordered = sorted(others.values())
     last = ordered[min(count, len(ordered)) - 1] if ordered else math.inf

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mjolnir.research import row_story, trial_story
-from mjolnir.research.answer import Answer, Exit, Failure, UsageFailure
+from mjolnir.research import row_story, story, trial_story
+from mjolnir.research.answer import Answer, Exit, Failure, UsageFailure, understood
 from mjolnir.research.hints import command
 from mjolnir.research.pick import NoRowFailure, pick
+from mjolnir.research.removal import require_records
 from mjolnir.research.story import Part, text
 
 if TYPE_CHECKING:
@@ -31,13 +32,15 @@ def why(what: str, evidence: Evidence, tag: str) -> Answer:
     if not match:
         raise UsageFailure(f"{what!r} is neither a trial's number nor bucket=<batch>, such as bucket=8")
     number = int(match.group(2))
-    try:
-        if match.group(1):
-            resume = command(evidence.ledger, "autoresearch", "run", "--tag", tag, "--resume")
-            return _answer({"tag": tag, "bucket": number}, row_story.of_bucket(found, number, resume))
-        return _answer({"tag": tag, "trial": number}, trial_story.of_trial(found, number))
-    except LookupError as error:
-        raise Failure(f"{tag}: {error.args[0]}") from error
+    with understood(tag):
+        try:
+            if match.group(1):
+                resume = command(evidence.ledger, "autoresearch", "run", "--tag", tag, "--resume")
+                return _answer({"tag": tag, "bucket": number}, row_story.of_bucket(found, number, resume))
+            return _answer({"tag": tag, "trial": number}, trial_story.of_trial(found, number))
+        except story.NoStory as error:
+            require_records(evidence.ledger, tag)
+            raise Failure(f"{tag}: {error}") from error
 
 
 def why_row(

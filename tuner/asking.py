@@ -24,6 +24,7 @@ from mjolnir.tuner.space import Coordinates
 from mjolnir.tuner.standings import Standings
 from mjolnir.tuner.stopping import is_flat
 from mjolnir.tuner.trial import UNTOLD, Proposal
+from mjolnir.tuner.uneven import serves
 
 AGAIN = "again"
 """`Proposal.replaced` of a further instance of a setting."""
@@ -154,8 +155,7 @@ class Asking:
         """Take a trial of this epoch in."""
         resolved = Setting.from_dict(body["resolved"])
         ratios = {int(bucket): ratio for bucket, ratio in body["ratios"].items()}
-        if self._in_play(resolved):
-            self.standings.add(resolved, ratios, body["trial"])
+        self.standings.add(resolved, self._counting(resolved, ratios), body["trial"])
         self.skips.learn(body)
         coordinates = self._session.space.coordinates(Setting.from_dict(body["setting"]))
         if coordinates is not None:
@@ -166,12 +166,19 @@ class Asking:
 
     def would_lead(self, setting: Setting, ratios: Mapping[int, float]) -> list[int]:
         """The buckets that a setting with these ratios would lead; none when it is only compared with."""
-        return self.standings.would_lead(setting, ratios) if self._in_play(setting) else []
+        return self.standings.would_lead(setting, self._counting(setting, ratios))
 
-    def _in_play(self, setting: Setting) -> bool:
-        """Whether a setting may win: a row in force that does not hold the pins is measured, and no more."""
+    def _counting(self, setting: Setting, ratios: Mapping[int, float]) -> dict[int, float]:
+        """The ratios of the buckets that a setting may win.
+
+        A row in force that does not hold the pins is measured, and no more; nor wins a split limit that uneven lengths
+        would pay for.
+        """
         space = self._session.space
-        return setting == space.default or space.coordinates(setting) is not None
+        if setting != space.default and space.coordinates(setting) is None:
+            return {}
+        place = space.geometry, space.device
+        return {bucket: ratio for bucket, ratio in ratios.items() if serves(setting, bucket, *place)}
 
     def tell(self, body: Mapping[str, Any]) -> None:
         """Tell every bucket's study of a trial, of whatever epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from mjolnir.kernel.geometry import TILE
 from mjolnir.kernel.plan import make_plan
@@ -17,7 +18,9 @@ def planned(point: Point, heads: int, grid: int, max_splits: int) -> tuple[int, 
     """
     capacity = TILE * max(1, -(-max(point.contexts) // TILE))
     plan = make_plan(point.contexts, heads, grid, max_splits, capacity=capacity)
-    runs: dict[int, int] = {}
-    for chunk in plan.chunks():
-        runs[chunk.cta] = runs.get(chunk.cta, 0) + chunk.last - chunk.first
-    return max([1, *runs.values()]), plan.digest()
+    starts = list(accumulate((heads * count for count in plan.tiles), initial=0))
+    places = [
+        starts[item // heads] + item % heads * plan.tiles[item // heads] + tile if item < plan.items else starts[-1]
+        for item, tile in plan.cuts
+    ]
+    return max([1, *(end - begin for begin, end in pairwise(places))]), plan.digest()

@@ -20,6 +20,7 @@ from scipy.optimize import minimize
 from scipy.special import ndtr
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 REACH = 2.0
 """Steps of a feature over which correlation falls to 1/e."""
@@ -133,7 +134,9 @@ class Belief:
         return max(0.0, float((self.best - self.mean + deviations * self.deviation).max()))
 
 
-def believe(shape: Shape, told: Array, values: Array, pending: Array, asked: Array) -> Belief:
+def believe(
+    shape: Shape, told: Array, values: Array, pending: Array, asked: Array, counted: Flags | None = None
+) -> Belief:
     """Condition the process on what was told.
 
     Args:
@@ -143,6 +146,7 @@ def believe(shape: Shape, told: Array, values: Array, pending: Array, asked: Arr
         pending: settings that are being measured: they take uncertainty away at once, with the value that is expected
             of them (the kriging believer of Ginsbourger et al. 2010).
         asked: the settings to judge.
+        counted: which of those told, then of those pending, may be the best; None = all of them.
     """
     count, centre = len(told), float(values.mean())
     known = np.concatenate([told, pending])
@@ -157,4 +161,5 @@ def believe(shape: Shape, told: Array, values: Array, pending: Array, asked: Arr
     # The best by what is believed, not by what was measured: a lucky measurement would leave nothing to gain.
     weights = solve_triangular(lower[:count, :count], projected, lower=True, trans="T")
     smoothed = values - shape.noise * weights
-    return Belief(mean, deviation, float(min(smoothed.min(), *expected.tolist(), np.inf)))
+    values_there = np.concatenate([smoothed, expected])
+    return Belief(mean, deviation, float((values_there if counted is None else values_there[counted]).min()))

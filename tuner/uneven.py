@@ -7,6 +7,8 @@ of CTAs then is follows from the plan alone, so no such setting has to be measur
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mjolnir.kernel.device import Device
 from mjolnir.kernel.engine import engine_for
 from mjolnir.kernel.geometry import Geometry
@@ -29,10 +31,15 @@ def stretch(setting: Setting, batch: int, geometry: Geometry, device: Device) ->
         batch: sequences.
         geometry, device: whose plan it is.
     """
-    point = Point(batch, (LONG, *[SHORT] * (batch - 1)))
     heads = geometry.heads_kv * engine_for(geometry, device.arch, warps=setting.consumer_warps).blocks
     grid = device.sm_count * setting.ctas_per_sm
-    return planned(point, heads, grid, setting.max_splits)[0] / planned(point, heads, grid, 0)[0]
+    return _longest(batch, heads, grid, setting.max_splits) / _longest(batch, heads, grid, 0)
+
+
+@lru_cache(maxsize=4096)
+def _longest(batch: int, heads: int, grid: int, max_splits: int) -> int:
+    """The tiles of the CTA that has the most."""
+    return planned(Point(batch, (LONG, *[SHORT] * (batch - 1))), heads, grid, max_splits)[0]
 
 
 def serves(setting: Setting, batch: int, geometry: Geometry, device: Device) -> bool:

@@ -3,7 +3,8 @@
 The recorded rounds are split in two. Searches see draws of the even rounds (their medians with resampled A/A noise),
 one draw for each setting and seed, the same for all searches. The best setting is the one that is fastest in the even
 rounds; it and what a search leads with are valued by the odd ones, so that neither is flattered by its own noise. The
-regret of a search is the ratio of the two values, of the setting that leads by what was drawn so far.
+regret of a search is the ratio of the two values, of the setting that leads by what was drawn so far. A split limit
+that uneven lengths would pay for can be no row: it leads nowhere, and rivals see it as `UNFIT`.
 
 A campaign of ours has one budget for all buckets, cold, without the rows in force, and ends before it is spent when
 nothing is left to gain (`trials_taken`); every rival has the whole budget for each bucket by itself. Trials to 1.01x
@@ -40,8 +41,10 @@ from mjolnir.tuner.session import Session
 from mjolnir.tuner.space import Space
 from mjolnir.tuner.statistics import Weights, noise_floor, point_ratios
 from mjolnir.tuner.tape import Tape
+from mjolnir.tuner.uneven import serves
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
 SCHEMA = "mjolnir.bench/1"
@@ -50,6 +53,9 @@ SEEDS, TRIALS, CLOSE = 20, 150, 1.01
 OURS, RANDOM, TPE = "mjolnir", "random", "optuna tpe as it comes"
 CHECKPOINTS = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80, 100, 125, 150)
 BOOTSTRAPS = 10_000
+
+UNFIT = float(np.log(10.0))
+"""The value of what can be no row, ten times the default's time: a number that every rival takes."""
 
 
 class TableBench(ReplayBench):
@@ -77,6 +83,13 @@ class Table:
         return Space(self.source.geometry, self.source.device, {}, self.source.settings)
 
     @cached_property
+    def fit(self) -> Flags:
+        """Which settings may be the row of which bucket, shape (settings of the space, buckets)."""
+        settings, space = [self.space.setting(self.space.member(p)) for p in range(self.space.size)], self.space
+        buckets = self.source.workload.buckets
+        return np.array([[serves(s, bucket, space.geometry, space.device) for bucket in buckets] for s in settings])
+
+    @cached_property
     def truth(self) -> Array:
         """Logarithms of ratios over all rounds, shape (settings of the space, buckets)."""
         return self._values(self.source)
@@ -96,7 +109,7 @@ class Table:
         for place in range(self.space.size):
             outcome = bench.measure(0, self.space.setting(self.space.member(place)))
             rows.append(list(weights.means(point_ratios(outcome.timings))[0].values()))
-        found: Array = np.log(np.array(rows))
+        found: Array = np.where(self.fit, np.log(np.array(rows)), UNFIT)
         return found
 
     def _rounds(self, part: slice) -> Recording:
@@ -112,9 +125,8 @@ class Table:
         logs = np.log(ratios).mean(axis=0)
         settings = [self.space.setting(self.space.member(place)) for place in range(self.space.size)]
         order = [source.index[setting] for setting in settings]
-        found: Array = np.array(
-            [[weights.of_bucket(b, logs[place]) for b in source.workload.buckets] for place in order]
-        )
+        values = [[weights.of_bucket(b, logs[place]) for b in source.workload.buckets] for place in order]
+        found: Array = np.where(self.fit, np.array(values), UNFIT)
         return found
 
 
@@ -165,6 +177,7 @@ def campaign(table: Table, seed: int, trials: int, **options: Any) -> tuple[Plac
     for place, body in zip(order, bodies, strict=True):
         for column, bucket in enumerate(bench.workload.buckets):
             draws[place, column] = np.log(body["ratios"].get(str(bucket), np.inf))
+    draws[~table.fit] = UNFIT
     leads = np.array([_lead(order, draws[:, column], trials) for column in range(draws.shape[1])]).T
     return leads, len(order)
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from io import StringIO
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from mjolnir.research.answer import Answer, Exit, Failure, UsageFailure
+from mjolnir.research.plain import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -102,6 +108,19 @@ class Sturdy:
         return getattr(self._stream, name)
 
 
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """Something to render, of whose text no control character gets to the terminal; its styles do."""
+
+    view: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for segment in console.render(self.view, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
 def console(*, stderr: bool = False) -> Any:
     """A rich console of the terminal's width, or of `PLAIN_WIDTH` where there is no terminal; it never fails."""
     stream = sys.stderr if stderr else sys.stdout
@@ -136,9 +155,9 @@ def _text(result: Answer, as_json: bool) -> str:
     if as_json:
         return json.dumps(result.data, ensure_ascii=False, sort_keys=True)
     if isinstance(result.view, str):
-        return result.view
+        return plain(result.view)
     page = StringIO()
-    _console(page, sys.stdout.isatty()).print(result.view)
+    _console(page, sys.stdout.isatty()).print(Harmless(result.view))
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").split("\n"))
 
 
@@ -160,4 +179,4 @@ def print_failure(message: str, code: int, as_json: bool) -> None:
 
 def _say(message: str) -> None:
     with suppress(OSError):
-        print(f"mjolnir: {message}", file=sys.stderr, flush=True)
+        print(f"mjolnir: {plain(message)}", file=sys.stderr, flush=True)

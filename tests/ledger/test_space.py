@@ -43,7 +43,7 @@ def test_nothing_is_appended_to_a_disk_that_is_nearly_full(tmp_path: Path, monke
     with ledger.open(tmp_path, git="off") as book, book.writer(TAG) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(space, "free", lambda _: LEAST - 1)
-            with pytest.raises(ledger.LedgerFull, match="run again with --resume"):
+            with pytest.raises(ledger.LedgerFull, match="run again, a campaign with --resume"):
                 writer.append("trial", trial(1))
         assert book.records() == ()
         assert writer.append("trial", trial(1)).seq == 0

@@ -14,8 +14,8 @@ from mjolnir.tuner import synthetic
 from mjolnir.tuner.space import Space
 from mjolnir.tuner.workload import Workload, uniform
 
-WINNER = Setting(1, 4, max_splits=1, pdl=1)
-GRID = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 5), "max_splits": (0, 1, 4), "pdl": (0, 1)}
+WINNER = Setting(1, 4, pdl=1)
+GRID = {"ctas_per_sm": (1, 2), "kv_stages": (2, 4, 5), "l2_prefetch": (0, 1, 2), "pdl": (0, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,19 @@ def test_truth_and_regret_are_means_over_the_instances(table: Table) -> None:
     others = np.delete(two.regrets, place, axis=0)
     assert others == pytest.approx(np.full(others.shape, np.log(1.05 / 1.02)), abs=0.008)
     assert two.regrets[place].tolist() == [0.0, 0.0]
+
+
+def test_what_can_be_no_row_is_the_best_of_nothing(table: Table) -> None:
+    truth = synthetic.planted(Setting(1, 4, max_splits=1, pdl=1), 0.05)
+    limited = Table(synthetic.make(truth, values={**GRID, "max_splits": (0, 1)}, workload=table.source.workload))
+    left_out = [place for place in range(limited.space.size) if not limited.fit[place, 1]]
+    assert limited.fit[:, 0].all(), "alone in a batch a sequence is as the points are"
+    assert 0 < len(left_out) < limited.space.size
+    for values in (limited.truth, limited.draws(0)):
+        assert (values[left_out, 1] == tuner_search.UNFIT).all()
+        assert values[:, 0].max() < 1
+    leads, _ = tuner_search.campaign(limited, 0, 30, proposer="random")
+    assert not set(leads[5:, 1].tolist()) & set(left_out)
 
 
 def test_draws_are_those_of_the_setting_whoever_asks(table: Table) -> None:

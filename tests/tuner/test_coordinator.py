@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from mjolnir.kernel.device import H200
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner import synthetic
 from mjolnir.tuner.bench import BenchFailure, Instance, InstanceRequest, Outcome, Race, Status, Timing
@@ -17,6 +18,7 @@ from mjolnir.tuner.options import EFFORTS, Options
 from mjolnir.tuner.recording import Recording
 from mjolnir.tuner.replay import ReplayBench
 from mjolnir.tuner.session import MOST_DIRTY, MOST_FAILURES, Progress
+from mjolnir.tuner.uneven import serves
 from mjolnir.tuner.workload import DECODE8
 from tests.fakes.bench import Script, ScriptedBench, failed
 from tests.tuner.conftest import VALUES, WINNER
@@ -88,7 +90,9 @@ def test_a_trial_says_what_it_found(modelled: Recording) -> None:
     _, journal, _ = campaign(modelled)
     best: dict[str, float] = {}
     for body in bodies(journal, "trial"):
-        kept = [int(b) for b, ratio in body["ratios"].items() if ratio < best.get(b, 9.9)]
+        setting = Setting.from_dict(body["resolved"])
+        rows = {b: ratio for b, ratio in body["ratios"].items() if serves(setting, int(b), modelled.geometry, H200)}
+        kept = [int(b) for b, ratio in rows.items() if ratio < best.get(b, 9.9)]
         assert body["kept_buckets"] == kept
         assert body["verdict"] == ("keep" if kept else "discard")
         best.update({str(b): body["ratios"][str(b)] for b in kept})

@@ -11,8 +11,10 @@ from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.tuner.proposers import Foresight, ProposerError, make
+from mjolnir.tuner.proposers.gp import GpProposer
 from mjolnir.tuner.proposers.unseen import unseen
 from mjolnir.tuner.space import Coordinates, Space, grid
+from mjolnir.tuner.uneven import serves
 
 SPACE = Space(Geometry(32, 8), H200)
 
@@ -104,10 +106,10 @@ def test_the_star_varies_each_knob_alone_about_the_default() -> None:
     centre = SPACE.coordinates(SPACE.default)
     assert centre is not None
     star: list[Coordinates] = []
+    proposer.tell(1, centre, 1.0)
     while proposer.gain(1, 0, {*star, centre}) is None and len(star) < 40:
         star.append(proposer.ask(1, len(star), {*star, centre}))
-        if len(star) == 1:
-            proposer.tell(1, centre, 1.0)
+        proposer.tell(1, star[-1], 1.0)
     changed = [[axis for axis, place in enumerate(point) if place != centre[axis]] for point in star]
     assert {len(axes) for axes in changed} == {1}
     assert {axes[0] for axes in changed} == set(range(5))
@@ -115,6 +117,47 @@ def test_the_star_varies_each_knob_alone_about_the_default() -> None:
     assert {(1, 4, 5), (3, 4, 3), (2, 4, 2), (1, 8, 4), (1, 4, 12)} <= rings
     assert {SPACE.dimensions[1].values[point[1]][0] for point in star if point[1] != centre[1]} == {16, 512}
     assert len(set(star)) == len(star) < 13
+
+
+def test_what_is_under_way_is_no_reason_to_end_a_search() -> None:
+    """Asked far ahead of the device, the star was taken before anything was known of it."""
+    proposer, taken = make("gp", SPACE, 0), set[Coordinates]()
+    centre = SPACE.coordinates(SPACE.default)
+    assert centre is not None
+    proposer.tell(1, centre, 1.0)
+    taken.add(centre)
+    star = []
+    for number in range(2, 30):
+        asked = proposer.ask(1, number, taken)
+        star.append(asked)
+        taken.add(asked)
+    assert proposer.gain(1, 30, taken) is None
+    for asked in star:
+        proposer.tell(1, asked, 1.0)
+    gain = proposer.gain(1, 30, taken)
+    assert gain is not None
+    assert gain.optimistic >= 0
+
+
+def test_what_can_be_no_row_is_not_proposed() -> None:
+    proposer = GpProposer(SPACE, 0)
+    serving = {
+        point: serves(SPACE.setting(point), 64, SPACE.geometry, SPACE.device)
+        for point in map(SPACE.member, range(SPACE.size))
+    }
+    assert 0 < sum(serving.values()) < SPACE.size
+    taken = {next(point for point, serves_it in serving.items() if not serves_it)}
+    proposer.tell(64, min(taken), 0.9)  # as another bucket may have asked; ahead of whatever could be a row
+    for number in range(2, 40):
+        asked = proposer.ask(64, number, taken)
+        taken.add(asked)
+        proposer.tell(64, asked, 1.0)
+        gain = proposer.gain(64, number, taken)
+        if gain is not None:
+            assert serving[proposer.ask(64, number + 1, taken)]
+    judged = proposer._judge(64, 40, taken)
+    assert judged is not None
+    assert all(serving[asked] for asked in judged.settings)
 
 
 def test_the_process_finds_the_valley_and_knows_when_nothing_is_left() -> None:

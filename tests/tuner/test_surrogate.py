@@ -79,6 +79,16 @@ def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
     assert Belief(np.array([2.0]), np.array([0.1]), 0.9).optimistic_gap(2.0) == 0.0
 
 
+def test_what_does_not_count_is_never_the_best() -> None:
+    shape, nothing = Shape(np.ones(2), 1e-6), np.empty((0, 2))
+    told, values = GRID[::6], np.array([0.3, 0.1, -0.4, 0.2, 0.0])
+    counted = np.array([True, True, False, True, True])
+    assert believe(shape, told, values, nothing, GRID).best == pytest.approx(-0.4, abs=1e-3)
+    assert believe(shape, told, values, nothing, GRID, counted).best == pytest.approx(0.0, abs=1e-3)
+    waiting = believe(shape, told, values, GRID[12:13] + 0.01, GRID, np.append(counted, False))
+    assert waiting.best == pytest.approx(0.0, abs=1e-3)
+
+
 def run_of(point: Point, heads: int, grid: int, max_splits: int) -> int:
     """Tiles of the longest run."""
     return planned(point, heads, grid, max_splits)[0]

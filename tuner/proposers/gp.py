@@ -2,7 +2,8 @@
 
 It begins with a star: each knob is varied alone around the default, as far as its partners allow (see `_make_star`), so
 that every later guess rests on what each knob does. From then on it proposes only what was not tried; what is under way
-counts with the value that is expected of it.
+counts with the value that is expected of it. What a bucket could not make its row teaches the process, and no more: it
+is neither the best nor proposed (see `uneven`).
 Values are logarithms of ratios, cut at `CUT` above the best: how slow a slow setting is does not matter.
 """
 
@@ -17,6 +18,7 @@ from mjolnir.tuner.features import Features
 from mjolnir.tuner.proposers import Gain
 from mjolnir.tuner.space import Coordinates, Dimension, Space
 from mjolnir.tuner.surrogate import Array, Belief, Shape, believe, fit
+from mjolnir.tuner.uneven import serves
 from mjolnir.tuner.workload import Workload
 
 CUT = 0.25
@@ -67,6 +69,7 @@ class GpProposer:
         self._members = tuple(map(space.member, range(space.size))) if space.size <= CANDIDATES else ()
         self._star = self._make_star()
         self._studies: dict[int, Study] = {}
+        self._serving: dict[int, dict[Coordinates, bool]] = {}
         self._judged: dict[tuple[int, int, int, int], Judged | None] = {}
 
     def ask(self, bucket: int, number: int, taken: Set[Coordinates]) -> Coordinates:
@@ -80,8 +83,9 @@ class GpProposer:
         return judged.settings[int(judged.belief.improvement.argmax())]
 
     def gain(self, bucket: int, number: int, taken: Set[Coordinates]) -> Gain | None:
-        """See `Proposer`; not known before the star is done."""
-        if any(coordinates not in taken for coordinates in self._star):
+        """See `Proposer`; not known before what the star asked for was told."""
+        told = {coordinates for coordinates, _ in self._studies.setdefault(bucket, Study()).told}
+        if not told.issuperset(self._star):
             return None
         judged = self._judge(bucket, number, taken)
         if judged is None:
@@ -129,24 +133,32 @@ class GpProposer:
         return self._judged[key]
 
     def _look(self, study: Study, bucket: int, number: int, taken: Set[Coordinates]) -> Judged | None:
-        asked = self._candidates(number, taken)
+        asked = self._candidates(bucket, number, taken)
         if not asked or all(value is None for _, value in study.told):
             return None
-        told = {coordinates for coordinates, _ in study.told}
-        pending = sorted(taken - told)
+        told = [coordinates for coordinates, _ in study.told]
+        pending = sorted(taken - set(told))
+        counted = np.array([self._serves(bucket, coordinates) for coordinates in (*told, *pending)])
         belief = believe(
             self._shape(study, bucket),
-            self._features.table(bucket, [coordinates for coordinates, _ in study.told]),
+            self._features.table(bucket, told),
             _values(study.told),
             self._features.table(bucket, pending),
             self._features.table(bucket, asked),
+            counted if counted.any() else None,
         )
         return Judged(tuple(asked), belief)
 
-    def _candidates(self, number: int, taken: Set[Coordinates]) -> list[Coordinates]:
-        """The settings that are not taken; of many, an even draw and what lies one step from those taken."""
+    def _candidates(self, bucket: int, number: int, taken: Set[Coordinates]) -> list[Coordinates]:
+        """What is not taken and could be the bucket's row; of many, an even draw and neighbours of what is taken."""
         members = self._members or self._sample(number, taken)
-        return [coordinates for coordinates in members if coordinates not in taken]
+        return [each for each in members if each not in taken and self._serves(bucket, each)]
+
+    def _serves(self, bucket: int, coordinates: Coordinates) -> bool:
+        known, space = self._serving.setdefault(bucket, {}), self._space
+        if coordinates not in known:
+            known[coordinates] = serves(space.setting(coordinates), bucket, space.geometry, space.device)
+        return known[coordinates]
 
     def _sample(self, number: int, taken: Set[Coordinates]) -> list[Coordinates]:
         space = self._space

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -35,8 +35,11 @@ VERSION_OF = (
 )  # fmt: skip
 """The code that a summary follows from; when it changes, remembered summaries are made anew."""
 
-_BULK = ("timings", "correctness", "log", "phases", "facts")
-"""What no summary looks at, and what most of a trial consists of."""
+_BULK = ("correctness", "log")
+"""Of a trial, what no summary looks at."""
+
+_BULK_OF_REPLAYS = ("timings", "phases", "facts", *_BULK)
+"""What most of a trial consists of, and what only the summary of a real device looks at."""
 
 
 def show(ledger: Ledger, tag: str | None, trial: int | None = None) -> Answer:
@@ -102,13 +105,19 @@ def campaign_summary(ledger: Ledger, tag: str) -> dict[str, Any]:
 def _summarize(records: Iterable[Record]) -> dict[str, Any]:
     from mjolnir.research.summary import summarize
 
-    return summarize([{"kind": record.kind, "tag": record.tag, "body": _brief(record)} for record in records])
+    return summarize(list(_brief(records)))
 
 
-def _brief(record: Record) -> Mapping[str, Any]:
-    if record.kind != "trial":
-        return record.body
-    return {name: value for name, value in record.body.items() if name not in _BULK}
+def _brief(records: Iterable[Record]) -> Iterator[Mapping[str, Any]]:
+    """The records without their bulk; that of the campaign comes before its trials."""
+    bulk: tuple[str, ...] = _BULK
+    for record in records:
+        body = record.body
+        if record.kind == "campaign":
+            bulk = _BULK_OF_REPLAYS if body.get("simulated") else _BULK
+        if record.kind == "trial":
+            body = {name: value for name, value in body.items() if name not in bulk}
+        yield {"kind": record.kind, "tag": record.tag, "body": body}
 
 
 def _version() -> str:

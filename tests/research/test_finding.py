@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,6 +283,18 @@ def test_a_remembered_summary_is_that_of_whole_records(filled, monkeypatch):
         monkeypatch.setattr(showing, "_version", lambda: "of other code")
         monkeypatch.setattr(showing, "_summarize", lambda records: {"trials": len(list(records))})
         assert showing.campaign_summary(opened, "b") != whole
+
+
+@pytest.mark.parametrize("run", ["h200-serving-16x2-d256-p64-q4", "h200-try-loop"])
+def test_a_campaign_on_a_real_device_is_shown_as_its_export_tells_it(tmp_path, run):
+    exported = Path(__file__).parents[2] / "research" / "runs" / run / "ledger.jsonl"
+    records = ledgers.read_file(exported)
+    with ledgers.open(tmp_path / "ledger", git="off") as opened:
+        opened.import_file(exported)
+    shown = json.loads(ask(tmp_path / "ledger", "show", records[0].tag, "--json"))
+    whole = json.loads(json.dumps(summarize([as_mapping(record) for record in records])))
+    assert {name: shown[name] for name in whole} == whole
+    assert records[0].tag in ask(tmp_path / "ledger", "status", records[0].tag)
 
 
 def test_since_is_an_age_a_date_or_a_time():

@@ -20,13 +20,13 @@ REASONS = {
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """A line for each campaign, of each bucket the time saved, and why the rest was not proven."""
+    """A line for each campaign that proved a row, of each bucket the time saved, and why the rest was not proven."""
     rows: Sequence[Row] = results.get("rows", ())
     if not rows:
         return ""
     buckets = sorted({row["bucket"] for row in rows})
     lines = [line_of(["campaign", *(f"<= {bucket}" for bucket in buckets)]), line_of(["---"] * (1 + len(buckets)))]
-    for tag in dict.fromkeys(row["tag"] for row in rows):
+    for tag in dict.fromkeys(row["tag"] for row in rows if row["decision"] == PROMOTE):
         cells = {row["bucket"]: _cell(row) for row in rows if row["tag"] == tag}
         lines.append(line_of([tag, *(cells.get(bucket, "") for bucket in buckets)]))
     return "\n".join([*lines, "", _sum(results["figures"], rows), ""])
@@ -44,9 +44,11 @@ def _sum(figures: Mapping[str, Any], rows: Sequence[Row]) -> str:
     rest = Counter(_why(row) for row in rows if row["decision"] != PROMOTE)
     because = "; ".join(f"{count} {why}" for why, count in rest.most_common())
     ends = [100 * (figures[name] - 1) for name in ("table_gain_low", "table_gain_high")]
+    against = "what the built-in rule says" if any(row.get("in_force") for row in rows) else "every knob's default"
+    campaigns = len({row["tag"] for row in rows})
     return (
-        f"How much faster than every knob's default each proven row is, with its interval: "
-        f"{figures['rows_promoted']} of {figures['rows']} buckets, in the geometric mean over all of them "
+        f"How much faster than {against} each proven row is, with its interval: {figures['rows_promoted']} of "
+        f"{figures['rows']} buckets of {campaigns} campaigns, in the geometric mean over all of them "
         f"{figures['table_gain'] - 1:.1%} [{ends[0]:.1f}, {ends[1]:.1f}]. Of the rest: {because or 'nothing'}."
     )
 

@@ -1,8 +1,8 @@
 """The rows that live campaigns came to, of all their buckets: what was proven, what it gains, and why the rest was not.
 
-A bucket without a proven row is served by the built-in default, or by the row in force, and counts as no gain. The gain
-of the table is the geometric mean of the default's time over the row's, over all buckets; its interval is that of the
-ends of the rows' intervals, which is wider than an interval of the mean has to be.
+A bucket without a proven row goes on with what is in force (a row, the built-in rule, else every knob's default), and
+counts as no gain. The gain of the table is the geometric mean, over all buckets, of the time of what was in force over
+the row's; its interval is that of the ends of the rows' intervals, which is wider than that of the mean has to be.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ NOTHING = {"value": 1.0, "low": 1.0, "high": 1.0}
 
 
 def rows(records: Sequence[Mapping[str, Any]]) -> list[Facts]:
-    """One for each bucket of a run: "tag", "bucket", "decision", "reason", "setting", and "gain" over the default.
+    """One for each bucket of a run: "tag", "bucket", "in_force", "decision", "reason", "setting" and "gain".
 
-    The gain has "value", "low" and "high"; None where nothing was compared.
+    The gain has "value", "low" and "high"; None where nothing was compared. It is that over what was in force, if
+    "in_force", else that over every knob's default.
     """
     campaign = bodies(records, "campaign")[-1]
+    incumbents = campaign.get("incumbents") or {}
     decided = {body["bucket"]: body for body in bodies(records, "promotion")}
     cut = {"decision": UNDECIDED, "reason": "the run ended before its decision", "setting": None}
     found = []
     for bucket in Workload.from_dict(campaign["workload"]).buckets:
         body = decided.get(bucket, cut)
         facts = {name: body[name] for name in ("decision", "reason", "setting")}
-        found.append({"tag": records[0]["tag"], "bucket": bucket, **facts, "gain": _gain(body)})
+        place = {"tag": records[0]["tag"], "bucket": bucket, "in_force": str(bucket) in incumbents}
+        found.append({**place, **facts, "gain": _gain(body)})
     return found
 
 
 def _gain(body: Mapping[str, Any]) -> Facts | None:
-    ratio = body.get("certificate", {}).get("ratio_default")
+    paper = body.get("certificate", {})
+    ratio = paper.get("ratio_incumbent") or paper.get("ratio_default")
     if not ratio:
         return None
     ends = {"value": ratio["value"], "low": ratio["high"], "high": ratio["low"]}

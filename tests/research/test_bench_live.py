@@ -208,6 +208,20 @@ def test_a_run_without_decisions_says_nothing_of_rows(both: list[Any], tmp_path:
     assert "rows" not in told.data
 
 
+def test_a_row_gains_on_what_was_in_force(both: list[Any], tmp_path: Path) -> None:
+    held = decided(both, "held", b1=(0.8, 0.75, 0.9), b32=(0.5, 0.4, 0.625))
+    for record in held:
+        body = record["body"]
+        if record["kind"] == "campaign":
+            record["body"] = {**body, "incumbents": {"1": WINNER.as_dict()}}
+        if record["kind"] == "promotion" and body["bucket"] == 1:
+            paper = {**body["certificate"], "ratio_incumbent": {"value": 0.96, "low": 0.95, "high": 0.98}}
+            record["body"] = {**body, "certificate": paper}
+    rows = live([save(tmp_path / "held", held)], None).data["rows"]
+    assert [row["in_force"] for row in rows] == [True, False]
+    assert [row["gain"]["value"] for row in rows] == [round(1 / 0.96, 5), 2.0]
+
+
 def test_what_is_no_live_run_is_refused(gain: Recording, both: list[Any], tmp_path: Path) -> None:  # noqa: F811
     replayed = records(ReplayBench(gain), simulated=True)
     assert devices.live(replayed) is None

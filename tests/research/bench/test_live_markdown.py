@@ -24,17 +24,21 @@ def test_each_bucket_has_a_cell_and_what_is_not_proven_a_reason() -> None:
     figures = {"rows": 6, "rows_promoted": 1, "table_gain": 1.07, "table_gain_low": 1.06, "table_gain_high": 1.08}
     lines = page({"rows": rows, "figures": figures}).splitlines()
     assert lines[0] == "| campaign | <= 1 | <= 8 | <= 64 |"
-    assert lines[2:5] == [
-        "| one | 50.0% [49.0, 52.0] | - |  |",
-        "| two |  | - | default |",
-        "| three | - |  | - |",
-    ]
-    assert "1 of 6 buckets, in the geometric mean over all of them 7.0% [6.0, 8.0]" in lines[-1]
+    assert lines[2:-2] == ["| one | 50.0% [49.0, 52.0] | - |  |"], "what proved nothing has no line"
+    assert "than every knob's default" in lines[-1]
+    assert "1 of 6 buckets of 3 campaigns, in the geometric mean over all of them 7.0% [6.0, 8.0]" in lines[-1]
     for reason in (
         "1 gain less than the margin", "1 are slower at a point", "1 have the default as the best",
         "1 have what is in force as fast as the fastest", "1 have another reason",
     ):  # fmt: skip
         assert reason in lines[-1]
+
+
+def test_what_was_held_against_the_rule_says_so() -> None:
+    figures = {"rows": 1, "rows_promoted": 1, "table_gain": 1.07, "table_gain_low": 1.06, "table_gain_high": 1.08}
+    assert "than what the built-in rule says" in page(
+        {"rows": [row("one", 1, "promote", gain=1.07) | {"in_force": True}], "figures": figures}
+    )
 
 
 def test_a_search_alone_has_no_table() -> None:

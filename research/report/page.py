@@ -10,6 +10,7 @@ from typing import Any
 from mjolnir.research import effects
 from mjolnir.research.findings import LEGEND, asked, tried
 from mjolnir.research.naming import Names
+from mjolnir.research.plain import plain
 from mjolnir.research.report import charts, knobs, series, winners
 from mjolnir.research.report.windows import lines, windows
 from mjolnir.research.summary import bodies, current
@@ -43,7 +44,7 @@ def render(
     trials = current(bodies(records, "trial"), summary["epoch"])
     buckets = [bucket["bucket"] for bucket in summary["buckets"]]
     cards = winners.cards(summary, records)
-    return engine.get_template("page.html").render(
+    text = engine.get_template("page.html").render(
         summary=summary,
         asked=asked(summary),
         tried=tried(summary),
@@ -67,6 +68,7 @@ def render(
         environments=[(writer, _facts(entry), _json(entry)) for writer, entry in environments.items()],
         commands=_commands(records),
     )
+    return plain(text)
 
 
 def _lines(trials: Sequence[Mapping[str, Any]], buckets: Sequence[int], axis: str, title: str) -> str:

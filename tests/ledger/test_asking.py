@@ -56,6 +56,12 @@ def test_the_fastest_in_a_bucket_come_first_by_their_ratio_there(book):
     assert numbers(bucket=7) == []
 
 
+@pytest.mark.parametrize("asked", [{"sort": "Ratio"}, {"limit": -1}, {"since": "1h"}, {"since": "soon"}])
+def test_a_question_that_means_nothing_is_refused(book, asked):
+    with pytest.raises(ValueError, match=next(iter(asked))):
+        book.trials(TAG, **asked)
+
+
 def test_a_tally_counts_what_is_wanted_by_tag(book):
     assert book.tally(ledger.Wanted()) == {TAG: 6, "b": 1}
     assert book.tally(ledger.Wanted(status="crashed")) == {TAG: 1}

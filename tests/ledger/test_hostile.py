@@ -15,11 +15,11 @@ import pytest
 from mjolnir import ledger
 from mjolnir.ledger import live as live_file
 from mjolnir.ledger import parsing
-from mjolnir.ledger.errors import RecordError
+from mjolnir.ledger.errors import LedgerError, RecordError
 from mjolnir.ledger.git_store import GitError, GitStore
 from mjolnir.ledger.live import last_lines, scan
 from mjolnir.ledger.parsing import parse
-from mjolnir.ledger.record import MAX_LINE
+from mjolnir.ledger.record import MAX_LINE, MOST_TRIALS
 from mjolnir.ledger.spelling import canonical
 from tests.ledger.samples import TAG, git, ledger_refs, trial
 from tests.ledger.test_record import altered, make
@@ -116,6 +116,21 @@ def test_a_line_without_an_end_is_read_in_bounded_memory(tmp_path: Path) -> None
     first, last = len(good[0]) + 1, (1 << 28) + 1
     ends = [(first, last, MAX_LINE + 1), (last, last + len(good[1]) + 1, len(good[1]))]
     assert done.stdout.strip() == f"{ends} 3 {len(good[1])}"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ledger.jsonl")
+    with (
+        ledger.open(tmp_path, git="off") as book,
+        pytest.raises(LedgerError, match=r"ledger.jsonl is no file of records"),
+    ):
+        book.records()
+
+
+def test_no_number_of_a_trial_is_beyond_counting() -> None:
+    assert parse(make("trial", trial(MOST_TRIALS)).line).content["trial"] == MOST_TRIALS
+    with pytest.raises(RecordError, match="expected a whole number from 1 to 10000000"):
+        make("trial", trial(MOST_TRIALS + 1))
 
 
 def test_long_lines_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

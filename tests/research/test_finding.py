@@ -285,6 +285,44 @@ def test_a_remembered_summary_is_that_of_whole_records(filled, monkeypatch):
         assert showing.campaign_summary(opened, "b") != whole
 
 
+def retold(filled, folder, change):
+    """The campaign b as somebody else might have written it: `change` gets the kind and the body of each record."""
+    with ledgers.open(filled) as opened:
+        records = [(record.kind, dict(record.body)) for record in opened.records("b")]
+    with ledgers.open(folder, git="off") as opened, opened.writer("b") as writer:
+        for kind, body in records:
+            writer.append(kind, change(kind, body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("canary", {}), ("epoch", {}), ("campaign", {"device": None}), ("campaign", {"geometry": {"heads_q": 8}}),
+        ("trial", {"status": "warped"}), ("promotion", {"decision": "perhaps"}), ("trial", {"resolved": {"warp": 1}}),
+    ],
+)  # fmt: skip
+def test_records_of_another_version_are_told_of_in_words(filled, tmp_path, kind, changed):
+    folder = tmp_path / "ledger"
+    retold(filled, folder, lambda own, body: (changed and body | changed) if own == kind else body)
+    words = (("show", "b"), ("show", "b", "2"), ("status", "b"), ("why", "b", "bucket=8"), ("compare", "b", "b"))
+    answers = [call("autoresearch", *each, "--ledger", folder) for each in (*words, ("export", "b"))]
+    assert {code for code, _, _ in answers} <= {0, 1}
+    refused = [err for code, _, err in answers if code]
+    assert refused
+    assert all("records that this version does not understand (" in err or "'warp'" in err for err in refused)
+
+
+def test_no_record_steers_the_terminal(filled, tmp_path):
+    folder = tmp_path / "ledger"
+    command = ["run", "\x1b[2J", "<b>"]
+    retold(filled, folder, lambda kind, body: body | {"command": command} if kind == "campaign" else body)
+    told = ask(folder, "why", "b", "bucket=8")
+    assert "asked by: run ?[2J <b>" in told
+    ask(folder, "note", "b", "\x1b[31mred")
+    ask(folder, "export", "b")
+    assert "\x1b" not in told + ask(folder, "show", "b") + (folder / "runs" / "b" / "report.html").read_text()
+
+
 @pytest.mark.parametrize("run", ["h200-serving-16x2-d256-p64-q4", "h200-try-loop"])
 def test_a_campaign_on_a_real_device_is_shown_as_its_export_tells_it(tmp_path, run):
     exported = Path(__file__).parents[2] / "research" / "runs" / run / "ledger.jsonl"

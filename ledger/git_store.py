@@ -86,6 +86,11 @@ class GitStore:
         home = folder.joinpath(*up).resolve() if in_tree == "true" else Path(directory)
         return cls(git, Path(directory), (folder / common).resolve(), home, algorithm)
 
+    @property
+    def shallow(self) -> bool:
+        """Whether history was cut off when it was fetched, that of ledger refs perhaps with it."""
+        return (self.common / "shallow").exists()
+
     def check_writable(self) -> None:
         """Raise GitError when nothing can be added to the repository; what it holds can be read all the same."""
         if not os.access(self.common, os.W_OK):

@@ -14,6 +14,7 @@ from mjolnir.ledger.live import scan
 from mjolnir.ledger.parsing import parse
 from mjolnir.ledger.record import Record
 
+UNSHALLOW = "the repository is shallow: `git fetch --unshallow REMOTE 'refs/mjolnir/*:refs/mjolnir/*'` brings them"
 REPAIR = "run `mjolnir ledger repair`: it keeps what is provably whole and sets the rest aside"
 REINDEX = "run `mjolnir ledger reindex`"
 
@@ -77,6 +78,7 @@ class Verifier:
         self._problems: list[tuple[_Place, Problem]] = []
         self._real: dict[tuple[str, int], str] = {}
         self._git = False
+        self._missing = REPAIR
         self._unflushed = 0
 
     def live(self, path: Path) -> None:
@@ -97,6 +99,7 @@ class Verifier:
             self._add(_Place(1, 0, f"{PREFIX} in {store.common}"), str(error))
             return
         self._git = True
+        self._missing = UNSHALLOW if store.shallow else REPAIR
         try:
             self._take_commits(store, heads.values())
         except GitError:
@@ -161,7 +164,8 @@ class Verifier:
             place = self._seen[record.identity].place
             wrong = broken(before, record)
             if wrong:
-                yield place, Problem(place.text, f"{_name(record.identity)} {wrong}", REPAIR)
+                remedy = self._missing if record.seq > (before.seq + 1 if before else 0) else REPAIR
+                yield place, Problem(place.text, f"{_name(record.identity)} {wrong}", remedy)
                 commit = None
             elif record.seq == 0:
                 commit = commit_of(record, "", "", algorithm)

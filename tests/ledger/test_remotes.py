@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -286,3 +287,22 @@ def test_a_shallow_remote_is_named(hub: Path, repository: Path, tmp_path: Path) 
         assert done.records == 0
         assert all("records are missing" in problem.what for problem in done.problems)
     assert GitStore.discover(shallow).heads() == ledger_refs(hub)
+
+
+def test_refs_that_were_fetched_in_part_are_made_whole_as_verify_says(
+    hub: Path, repository: Path, tmp_path: Path
+) -> None:
+    fill(repository, 5)
+    with ledger.open(repository / "research") as here:
+        push(here)
+    (ref,) = ledger_refs(hub)
+    shallow = tmp_path / "clone"
+    git(shallow, "fetch", "-q", "--depth=2", f"file://{hub}", f"{ref}:{ref}")
+    with ledger.open(shallow / "research") as there:
+        (problem, *_) = there.verify().problems
+    assert "records are missing" in problem.what
+    command = problem.remedy.split("`")[1].replace("REMOTE", f"file://{hub}")
+    git(shallow, *shlex.split(command)[1:])
+    with ledger.open(shallow / "research") as there:
+        assert there.verify().ok
+        assert len(there.records()) == 5

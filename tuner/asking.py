@@ -120,7 +120,7 @@ class Asking:
         space = self._session.space
         rng = np.random.default_rng((self._session.options.seed, number, 1))
         try:
-            proposed, note = self._proposer.ask(bucket, number, self._taken), ""
+            proposed, note = self._proposed(bucket, number), ""
         except ProposerError as error:
             proposed, note = space.random(rng), str(error)
         else:
@@ -131,6 +131,15 @@ class Asking:
             return None
         coordinates, replaced = found
         return coordinates, replaced or ("random" if note else ""), note
+
+    def _proposed(self, bucket: int, number: int) -> Coordinates:
+        """The proposer's answer; it is asked again while that is known not to fit, as long as it has others."""
+        taken: frozenset[Coordinates] = frozenset(self._taken)
+        while True:
+            proposed = self._proposer.ask(bucket, number, taken)
+            if proposed in taken or not self._refuses(proposed):
+                return proposed
+            taken |= {proposed}
 
     def _foreseen(self, number: int) -> tuple[Setting, ...]:
         """What the proposer may answer next, where it can tell; of no use to a bench that compiles nothing."""

@@ -71,6 +71,16 @@ def test_help_imports_nothing_heavy():
     assert told.splitlines()[-1] == "heavy: []"
 
 
+def test_a_resume_with_fewer_trials_than_there_are_spends_no_attempt(recording: Path, tmp_path: Path):
+    folder = tmp_path / "ledger"
+    replay(recording, folder, trials=6)
+    before = (folder / "ledger.jsonl").read_bytes()
+    code, _, err = replay(recording, folder, "--resume", trials=5)
+    assert (code, "--trials 5: 6 trials are on record" in err) == (2, True)
+    assert (folder / "ledger.jsonl").read_bytes() == before
+    assert replay(recording, folder, "--resume", trials=6)[0] == 0
+
+
 @pytest.mark.parametrize("words", [("list",), ("show", "a"), ("show", "a", "1")])
 def test_looking_into_a_ledger_waits_for_no_mathematics(recording: Path, tmp_path: Path, words: tuple[str, ...]):
     """Importing scipy takes longer than all the rest of these commands; the first look works the summary out."""

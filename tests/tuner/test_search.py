@@ -77,6 +77,17 @@ def test_what_needs_no_less_than_what_spilled_is_not_compiled(
     assert all(not (s.kv_stages >= 4 and s.pdl == 1 and s.l2_prefetch == 0) for s in tried)
 
 
+def test_what_is_known_not_to_fit_does_not_stand_in_the_way_of_what_comes_after_it(modelled: Recording) -> None:
+    """The process goes on with its next guess; else every trial would be a neighbour of what was refused."""
+    bad = Setting(1, 4)
+    bench, journal = ScriptedBench(modelled, Script(settings={bad: SPILLED})), MemoryJournal()
+    run(bench, journal, Options(trials=12, minutes=60, noise=3, depth=1, enqueued=(bad,), until_flat=False))
+    asked = [body for body in trials_of(journal) if body["proposal"]["origin"] == "sampler"]
+    assert any(body["status"] == Status.INFEASIBLE for body in trials_of(journal))
+    assert len(asked) > 6
+    assert [body["proposal"]["replaced"] for body in asked if body["proposal"]["replaced"] not in ("", "again")] == []
+
+
 def test_a_search_ends_when_what_is_left_is_noise(modelled: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = use(monkeypatch, Fixed(modelled, list(modelled.settings), left=0.1))
     journal = MemoryJournal()

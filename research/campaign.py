@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 TAKEN = "its name stays taken, and nothing is added to it; choose another --tag"
 """What a run is told of a tag that was removed."""
 
+ALONE = {"demotion", "note", "tombstone"}
+"""Kinds of records that a tag may have without a campaign."""
+
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
@@ -167,6 +170,7 @@ def opened(
         _require_intent(request, ledger, tag, len(known))
         bodies = [record["body"] for record in known if record["kind"] == "campaign"]
         recorded = bodies[-1] if bodies else None
+        _require_beginning(tag, known, recorded)
         _require_knobs(tag, recorded)
         options = request.options(recorded["options"] if recorded else None)
         if request.worker:
@@ -214,6 +218,15 @@ def _require_intent(request: Request, ledger: Ledger, tag: str, known: int) -> N
     if known and not request.resume:
         raise UsageFailure(
             f"the tag {tag} exists ({known} records): go on with it by --resume, or choose another --tag"
+        )
+
+
+def _require_beginning(tag: str, known: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any] | None) -> None:
+    """Refuse records without the campaign's own, which came before them: they were fetched in part, or damaged."""
+    if recorded is None and (parts := sorted({record["kind"] for record in known} - ALONE)):
+        raise UsageFailure(
+            f"{tag} has records ({', '.join(parts)}) but not that of its campaign: some are missing; "
+            "`mjolnir ledger verify` tells which, and what brings them"
         )
 
 

@@ -133,7 +133,7 @@ def _search(records: Sequence[Body], bucket: int, decided: Body | None, names: N
     for lead in best:
         uneven = unevenness(Setting.from_dict(lead["resolved"]), bucket, names.geometry, names.device)
         said = f"trial {lead['trial']}: {lead['ratios'][str(bucket)]:.4f} {names(lead['resolved'])}"
-        lines.append(f"{said}; no candidate: {uneven}" if uneven else said)
+        lines.append(f"{said}; it can be no row: {uneven}" if uneven else said)
     return lines
 
 

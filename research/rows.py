@@ -93,7 +93,7 @@ def unevenness(setting: Setting, batch: int, geometry: Geometry, device: Device)
         return ""
     return (
         f"max_splits={setting.max_splits} would cost uneven lengths too much: with one sequence of {uneven.LONG} "
-        f"tokens among others of {uneven.SHORT}, the longest run of a CTA is {uneven.stretch(*problem):.1f} times as "
+        f"tokens among others of {uneven.SHORT}, the longest run of a CTA is {uneven.worst(*problem):.1f} times as "
         "long as without the limit"
     )
 

@@ -158,6 +158,9 @@ def _change(body: Body, campaign: Body, records: Sequence[Mapping[str, Any]], tr
     decided = {final["bucket"]: final for final in bodies(records, "promotion") if final["epoch"] == body["epoch"]}
     for bucket, ratio in _by_bucket(body):
         decision = decided.get(int(bucket))
+        if uneven := unevenness_of(body, int(bucket), campaign):
+            lines.append(f"batch {bucket}: it can be no row here: {uneven}")
+            continue
         if decision and decision["setting"] == body["resolved"] and decision["decision"] == "promote":
             lines.append(f"batch {bucket}: nothing, it is proven; `why {records[0]['tag']} bucket={bucket}` tells more")
             continue
@@ -168,8 +171,6 @@ def _change(body: Body, campaign: Body, records: Sequence[Mapping[str, Any]], tr
 def _gap(body: Body, bucket: str, ratio: float, trials: Sequence[Body], campaign: Body, noise: float) -> str:
     """How far a trial was from the candidates of a bucket, or from the margin."""
     count, margin = campaign["options"]["candidates"], campaign["options"]["margin"]
-    if uneven := unevenness_of(body, int(bucket), campaign):
-        return f"it can be no row here: {uneven}"
     others = {
         str(t["resolved"]): t["ratios"][bucket]
         for t in trials

@@ -22,6 +22,9 @@ LONG, SHORT = 65536, 4096
 MOST = 1.25
 """How much longer than without a limit the longest run may be."""
 
+LOOKS = 9
+"""Batches of a bucket that are looked at."""
+
 
 def stretch(setting: Setting, batch: int, geometry: Geometry, device: Device) -> float:
     """The tiles of the CTA that has the most, over those without a limit, with one sequence `LONG`, the rest `SHORT`.
@@ -36,12 +39,19 @@ def stretch(setting: Setting, batch: int, geometry: Geometry, device: Device) ->
     return _longest(batch, heads, grid, setting.max_splits) / _longest(batch, heads, grid, 0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)
 def _longest(batch: int, heads: int, grid: int, max_splits: int) -> int:
     """The tiles of the CTA that has the most."""
     return planned(Point(batch, (LONG, *[SHORT] * (batch - 1))), heads, grid, max_splits)[0]
 
 
-def serves(setting: Setting, batch: int, geometry: Geometry, device: Device) -> bool:
+def worst(setting: Setting, bucket: int, geometry: Geometry, device: Device) -> float:
+    """The largest `stretch` among the batches that a bucket serves, those above half of it; of many, an even draw."""
+    first = bucket // 2 + 1
+    batches = {first + (bucket - first) * place // (LOOKS - 1) for place in range(LOOKS)}
+    return max(stretch(setting, batch, geometry, device) for batch in batches)
+
+
+def serves(setting: Setting, bucket: int, geometry: Geometry, device: Device) -> bool:
     """Whether a setting may be the row of a bucket: alone in a batch a sequence is as the bucket's points are."""
-    return batch == 1 or not setting.max_splits or stretch(setting, batch, geometry, device) <= MOST
+    return bucket == 1 or not setting.max_splits or worst(setting, bucket, geometry, device) <= MOST

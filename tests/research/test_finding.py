@@ -312,6 +312,19 @@ def test_records_of_another_version_are_told_of_in_words(filled, tmp_path, kind,
     assert all("records that this version does not understand (" in err or "'warp'" in err for err in refused)
 
 
+def test_records_without_their_campaign_are_not_gone_on_with(recording, filled, tmp_path):
+    """As a fetch of the last few leaves them; what a resume began anew would be under the same tag for good."""
+    folder = tmp_path / "ledger"
+    with ledgers.open(filled) as opened:
+        trial = opened.trial("b", 3)
+    with ledgers.open(folder, git="off") as opened, opened.writer("b") as writer:
+        writer.append("trial", trial.body)
+    before = (folder / "ledger.jsonl").read_bytes()
+    code, _, err = replay(recording, folder, "--resume", tag="b")
+    assert (code, "b has records (trial) but not that of its campaign" in err) == (2, True)
+    assert (folder / "ledger.jsonl").read_bytes() == before
+
+
 def test_no_record_steers_the_terminal(filled, tmp_path):
     folder = tmp_path / "ledger"
     command = ["run", "\x1b[2J", "<b>"]

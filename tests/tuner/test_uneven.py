@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import TILE, Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner.uneven import LONG, MOST, SHORT, serves, stretch
+from mjolnir.tuner.uneven import LONG, MOST, SHORT, serves, stretch, worst
 
 GEOMETRY = Geometry(32, 8)
 
@@ -39,6 +39,15 @@ def test_no_limit_always_serves_and_a_limit_only_lengthens(
     ctas: int, limit: int, batch: int, geometry: Geometry
 ) -> None:
     limited = stretch(Setting(ctas, max_splits=limit), batch, geometry, H200)
+    over_all = worst(Setting(ctas, max_splits=limit), batch, geometry, H200)
     assert serves(Setting(ctas), batch, geometry, H200)
-    assert serves(Setting(ctas, max_splits=limit), batch, geometry, H200) == (limited <= MOST)
-    assert limited >= 0.8  # runs are rounded to whole items where that costs little
+    assert serves(Setting(ctas, max_splits=limit), batch, geometry, H200) == (over_all <= MOST)
+    assert over_all >= limited >= 0.8  # runs are rounded to whole items where that costs little
+
+
+def test_a_bucket_is_looked_at_from_its_smallest_batch_on() -> None:
+    """The fewer short sequences there are, the more of the whole is the long one's."""
+    setting = Setting(1, 4, max_splits=16)
+    assert stretch(setting, 16, GEOMETRY, H200) <= MOST < stretch(setting, 9, GEOMETRY, H200)
+    assert worst(setting, 16, GEOMETRY, H200) == stretch(setting, 9, GEOMETRY, H200)
+    assert not serves(setting, 16, GEOMETRY, H200)

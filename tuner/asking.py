@@ -24,7 +24,6 @@ from mjolnir.tuner.space import Coordinates
 from mjolnir.tuner.standings import Standings
 from mjolnir.tuner.stopping import is_flat
 from mjolnir.tuner.trial import UNTOLD, Proposal
-from mjolnir.tuner.uneven import serves
 
 AGAIN = "again"
 """`Proposal.replaced` of a further instance of a setting."""
@@ -178,16 +177,8 @@ class Asking:
         return self.standings.would_lead(setting, self._counting(setting, ratios))
 
     def _counting(self, setting: Setting, ratios: Mapping[int, float]) -> dict[int, float]:
-        """The ratios of the buckets that a setting may win.
-
-        A row in force that does not hold the pins is measured, and no more; nor wins a split limit that uneven lengths
-        would pay for.
-        """
-        space = self._session.space
-        if setting != space.default and space.coordinates(setting) is None:
-            return {}
-        place = space.geometry, space.device
-        return {bucket: ratio for bucket, ratio in ratios.items() if serves(setting, bucket, *place)}
+        """The ratios of the buckets that a setting may win."""
+        return {bucket: ratio for bucket, ratio in ratios.items() if self._session.may_win(setting, bucket)}
 
     def tell(self, body: Mapping[str, Any]) -> None:
         """Tell every bucket's study of a trial, of whatever epoch."""

@@ -13,6 +13,7 @@ from mjolnir.tuner.options import Options
 from mjolnir.tuner.space import Space
 from mjolnir.tuner.statistics import Weights
 from mjolnir.tuner.tape import Tape
+from mjolnir.tuner.uneven import serves
 
 MOST_FAILURES = 3
 """Infrastructure failures in a row that end a campaign."""
@@ -110,6 +111,16 @@ class Session:
         self._observer = observer
         self._stop = stop
         self._failures = self._dirty = 0
+
+    def may_win(self, setting: Setting, bucket: int) -> bool:
+        """Whether a resolved setting may be the row of a bucket.
+
+        A row in force that does not hold the pins is measured, and no more; nor wins a split limit that uneven lengths
+        would pay for.
+        """
+        space = self.space
+        searched = setting == space.default or space.coordinates(setting) is not None
+        return searched and serves(setting, bucket, space.geometry, space.device)
 
     def step(
         self, kind: str, key: tuple[Any, ...], take: Callable[[], dict[str, Any]], done: int = 0, total: int = 0

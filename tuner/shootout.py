@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mjolnir.kernel.knobs import Setting
-from mjolnir.tuner import promotion, uneven
+from mjolnir.tuner import promotion
 from mjolnir.tuner.alpha import TESTED
 from mjolnir.tuner.bench import Status
 from mjolnir.tuner.choice import Choice
@@ -138,10 +138,9 @@ class Shootout:
     def _candidates(self, bucket: int, incumbent: Setting | None) -> tuple[list[Setting], list[Setting]]:
         """The best few settings of the search in this bucket, then the fastest at single points; no baselines.
 
-        Settings that do not hold the pins were measured as rows in force, and are left out; so are split limits that
-        uneven lengths would pay for.
+        What may not win (see `Session.may_win`) is left out.
         """
-        held = {setting for setting in self._logs if self._may_win(setting)}
+        held = {setting for setting in self._logs if self._session.may_win(setting, bucket)}
         settings = sorted(held - {self._default, incumbent})
         if not settings:
             return [], []
@@ -151,11 +150,6 @@ class Shootout:
         best = [settings[place] for place in sorted(range(len(settings)), key=lambda place: costs[place])][:most]
         single = [settings[place] for place in choice.fastest(logs)]
         return best, [setting for setting in single if setting not in best][:most]
-
-    def _may_win(self, setting: Setting) -> bool:
-        space = self._session.space
-        served = uneven.serves(setting, self._bucket, space.geometry, space.device)
-        return served and space.coordinates(setting) is not None
 
     def _choice(self, bucket: int) -> Choice:
         return Choice(self._session.bench.workload, bucket, self._session.options.robust)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,10 @@ def run(
     return found
 
 
+class NoWay(Exception):
+    """A contender has no way to run at a spot; the message says why."""
+
+
 @dataclass(slots=True)
 class Finalist:
     """A contender at a spot.
@@ -158,10 +163,10 @@ class Finalist:
         """The fastest way.
 
         Raises:
-            LookupError: there is none; the message says why.
+            NoWay: there is none.
         """
         if self.heats.best is None:
-            raise LookupError(self.heats.failures())
+            raise NoWay(self.heats.failures())
         return self.heats.best
 
     def turn(self, clock: Clock, repeats: int) -> None:
@@ -201,7 +206,7 @@ def _race(place: Spot, options: Options, bench: Bench, found: list[files.Row], n
     each(lambda finalist: finalist.contender.choose(place, finalist.heats))
     for turn in range(TURNS):
         repeats = (turn + 1) * options.repeats // TURNS - turn * options.repeats // TURNS
-        each(lambda finalist: finalist.turn(bench.clock, repeats), backwards=turn % 2 == 1)  # noqa: B023
+        each(partial(Finalist.turn, clock=bench.clock, repeats=repeats), backwards=turn % 2 == 1)
     each(finish)
 
 
@@ -225,7 +230,7 @@ def _attempt(
     except ImportError as error:
         name = contender.name
         not_run[name] = brief(error)
-    except LookupError as error:
+    except NoWay as error:
         not_run[name] = str(error)
     except Exception as error:
         not_run[name] = brief(error)

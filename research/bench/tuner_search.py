@@ -83,11 +83,15 @@ class Table:
         return Space(self.source.geometry, self.source.device, {}, self.source.settings)
 
     @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """The settings by their place in the space."""
+        return tuple(self.space.setting(self.space.member(place)) for place in range(self.space.size))
+
+    @cached_property
     def fit(self) -> Flags:
         """Which settings may be the row of which bucket, shape (settings of the space, buckets)."""
-        settings, space = [self.space.setting(self.space.member(p)) for p in range(self.space.size)], self.space
-        buckets = self.source.workload.buckets
-        return np.array([[serves(s, bucket, space.geometry, space.device) for bucket in buckets] for s in settings])
+        place, buckets = (self.space.geometry, self.space.device), self.source.workload.buckets
+        return np.array([[serves(setting, bucket, *place) for bucket in buckets] for setting in self.settings])
 
     @cached_property
     def truth(self) -> Array:
@@ -106,8 +110,8 @@ class Table:
         """What the searches of one seed measure, shape (settings of the space, buckets)."""
         bench, weights = TableBench(self.even, seed), Weights(self.source.workload)
         rows = []
-        for place in range(self.space.size):
-            outcome = bench.measure(0, self.space.setting(self.space.member(place)))
+        for setting in self.settings:
+            outcome = bench.measure(0, setting)
             rows.append(list(weights.means(point_ratios(outcome.timings))[0].values()))
         found: Array = np.where(self.fit, np.log(np.array(rows)), UNFIT)
         return found
@@ -123,8 +127,7 @@ class Table:
         candidate, baseline, empty = (np.median(arrays[n], axis=1) for n in ("candidate", "baseline", "empty"))
         ratios = ((candidate - empty) / (baseline - empty))[arrays["cell"]]
         logs = np.log(ratios).mean(axis=0)
-        settings = [self.space.setting(self.space.member(place)) for place in range(self.space.size)]
-        order = [source.index[setting] for setting in settings]
+        order = [source.index[setting] for setting in self.settings]
         values = [[weights.of_bucket(b, logs[place]) for b in source.workload.buckets] for place in order]
         found: Array = np.where(self.fit, np.array(values), UNFIT)
         return found
@@ -170,7 +173,7 @@ def campaign(table: Table, seed: int, trials: int, **options: Any) -> tuple[Plac
     floor = noise_floor(np.log(np.array([point_ratios(bench.noise(number)) for number in range(1, rules.noise + 1)])))
     floors = {bucket: session.weights.of_bucket(bucket, floor) for bucket in bench.workload.buckets}
     Search(session, make(rules.proposer, session.space, seed, workload=bench.workload)).run(floors)
-    places = {table.space.setting(table.space.member(place)): place for place in range(table.space.size)}
+    places = {setting: place for place, setting in enumerate(table.settings)}
     bodies = [record["body"] for record in journal.records if record["kind"] == "trial"]
     order = [places[Setting.from_dict(body["resolved"])] for body in bodies]
     draws = np.full((table.space.size, len(bench.workload.buckets)), np.inf)

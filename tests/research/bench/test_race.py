@@ -84,6 +84,19 @@ def test_what_fails_in_its_turn_is_told_and_the_others_are_timed() -> None:
     assert [(row["kernel"], len(row["samples"])) for row in answer.data["rows"]] == [("mjolnir", 20)]
 
 
+def test_a_mistake_of_a_contender_is_told_with_its_kind_and_the_device_is_looked_at() -> None:
+    class Mistaken(FakeContender):
+        def choose(self, spot: Spot, heats: Any) -> None:
+            raise KeyError("num_splits")
+
+    answer = measure(ours(), Mistaken("fa3", {}))
+    assert answer.data["taken"]["not_run"] == {f"fa3 {PLACE}": "KeyError: 'num_splits'"}
+    clock = FakeClock()
+    clock.broken = True
+    told = measure(Mistaken("fa3", {}), clock=clock).data["taken"]["not_run"]
+    assert told["the rest"].startswith(f"the device fails since fa3 {PLACE}")
+
+
 def test_what_cannot_run_is_told_under_its_name() -> None:
     absent = FakeContender("vllm-triton", {"": ModuleNotFoundError("No module named 'vllm'")})
     fails = FakeContender("fa3", {"a": ValueError("no D 128"), "b": ValueError("no D 128"), "c": RuntimeError("no")})

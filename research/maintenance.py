@@ -33,11 +33,13 @@ def import_file(ledger: Ledger, path: Path) -> Answer:
     """Take the records of an exported or carried `ledger.jsonl` into this ledger; what is known stays as it is.
 
     Raises:
-        UsageFailure: there is no such file.
+        UsageFailure: there is no such file, or it is a folder or a pipe.
         Failure: a line is malformed, or contradicts a record that is known.
     """
+    if path.is_dir():
+        raise UsageFailure(f"{path} is a folder; give the file of an exported run: {path / 'ledger.jsonl'}")
     if not path.is_file():
-        raise UsageFailure(f"there is no file {path}")
+        raise UsageFailure(f"{path} is no regular file" if path.exists() else f"there is no file {path}")
     with _in_words():
         result = ledger.import_file(path)
         ledger.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,19 @@ def test_the_first_thing_that_is_wrong_comes_first_with_place_and_remedy(book: P
     # The lines that were whole come back with the file that has the one between.
     assert say("import", book, RUN)[1]["added"] == len(lines) - 4
     assert say("verify", book)[0] == 0
+
+
+def test_what_cannot_be_imported_is_told_apart(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    told = (
+        (tmp_path, f"{tmp_path} is a folder; give the file of an exported run: {tmp_path / 'ledger.jsonl'}"),
+        (tmp_path / "pipe", f"{tmp_path / 'pipe'} is no regular file"),
+        (tmp_path / "nothing", f"there is no file {tmp_path / 'nothing'}"),
+    )
+    for path, message in told:
+        code, _, error = call("ledger", "import", path, "--ledger", tmp_path / "book")
+        assert (code, error.strip()) == (2, f"mjolnir: {message}")
+    assert not (tmp_path / "book").exists()
 
 
 def test_a_row_that_does_not_follow_from_the_records_is_named(book: Path) -> None:

@@ -26,16 +26,19 @@ def live(records: Sequence[Record]) -> dict[str, Any] | None:
 
     Returns:
         "trials", "seconds" of the search, "trials_per_minute", "minutes_300" that the first 300 trials took, compiles
-        included (None with fewer), "idle_ms" (median over trials; None where the worker did
-        not tell), "busy_share" (mean over devices), "processes" of the finals and their "process_seconds" by phase
-        (medians, from the start of a process to the end of its first instance), and "devices": by name its "trials",
-        "busy_share", "idle_ms", "default_us" by point (median chain time of the built-in default), "offset" by point
-        (that time over the same on the first device, less 1), and "noise" by point (median A/A value of its rebuilds).
+        included (None with fewer), "idle_ms" (median over trials; None where the worker did not tell), "busy_share"
+        (mean over devices), "lost" (how often a trial was asked again because its worker was lost with it), "each_once"
+        (whether the numbers of all epochs' trials leave none out and none is there twice), "processes" of the finals
+        and their "process_seconds" by phase (medians, from the start of a process to the end of its first instance),
+        and "devices": by name its "trials", "busy_share", "idle_ms", "default_us" by point (median chain time of the
+        built-in default), "offset" by point (that time over the same on the first device, less 1), and "noise" by
+        point (median A/A value of its rebuilds).
     """
     campaign = next((record["body"] for record in reversed(records) if record["kind"] == "campaign"), None)
     trials = [record["body"] for record in records if record["kind"] == "trial"]
     if campaign is None or campaign["simulated"] or campaign.get("sources") or not trials:
         return None
+    each_once = sorted(body["trial"] for body in trials) == list(range(1, len(trials) + 1))
     epoch = trials[-1].get("epoch")
     trials = [body for body in trials if body.get("epoch") == epoch]
     mine = [record for record in records if record["body"].get("epoch") == epoch]
@@ -50,6 +53,8 @@ def live(records: Sequence[Record]) -> dict[str, Any] | None:
         "minutes_300": round((trials[299]["clock"] - began) / 60, 3) if len(trials) >= 300 else None,
         "idle_ms": _idle(trials),
         "busy_share": round(sum(device["busy_share"] for device in devices.values()) / len(devices), 4),
+        "lost": sum(len(body["facts"].get("lost", ())) for body in trials),
+        "each_once": each_once,
         "devices": devices,
         **_finals([*_of_kind(mine, "shootout"), *_of_kind(mine, "confirmation")]),
     }

@@ -12,7 +12,7 @@ from mjolnir.backend.overrides import variable
 from mjolnir.backend.settings import Settings
 from mjolnir.backend.table import Row, Table
 from mjolnir.kernel.knobs import KNOBS, Knob
-from mjolnir.research.bench import knobs_markdown, live_markdown, markdown, rule_markdown, vllm_markdown
+from mjolnir.research.bench import fleet_markdown, knobs_markdown, live_markdown, markdown, rule_markdown, vllm_markdown
 
 RESULTS = Path("research", "bench", "results")
 KERNEL_RESULTS = RESULTS / "kernel-main-h200.json"
@@ -22,6 +22,7 @@ VERIFIED_RESULTS = "verify-vllm-h200.json"
 KNOB_RESULTS = "knobs-*.json"
 RULE_RESULTS = "rule-*.json"
 LIVE_RESULTS = "tuner-live-*.json"
+FLEET_RESULTS = "tuner-fleet-*.json"
 TABLE = Path("backend", "defaults.json")
 SHOWN = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "page_size": 64, "q_len": 1}
 """The geometry whose points the README shows one by one."""
@@ -73,6 +74,13 @@ def campaigns_table(root: Path) -> str:
     paths = sorted((root / RESULTS).glob(LIVE_RESULTS))
     parts = [live_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
     return "\n".join(part for part in parts if part) or "No campaigns are committed yet.\n"
+
+
+def fleet_table(root: Path) -> str:
+    """What more devices of a host gained, of every kind of which there are results."""
+    paths = sorted((root / RESULTS).glob(FLEET_RESULTS))
+    parts = [fleet_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
+    return "\n".join(parts) or "No campaign on several devices is committed yet.\n"
 
 
 def speed_table(root: Path) -> str:
@@ -142,6 +150,7 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
     "worth: made from research/bench/results": worth_table,
     "speed: made from research/bench/results and backend/defaults.json": speed_table,
     "campaigns: made from research/bench/results": campaigns_table,
+    "fleet: made from research/bench/results": fleet_table,
 }
 """What each pair of marks in the README holds."""
 

@@ -97,6 +97,8 @@ def device_lines(summary: Mapping[str, Any]) -> list[str]:
                 f"  {name}: {device['trials']} trials, busy {device['busy_share']:.0%}; its default differs from the "
                 f"first device's by {apart:+.1%} at most."
             )
+    if live["lost"]:
+        lines.append(f"  Lost with a worker and asked again: {live['lost']}.")
     return lines
 
 

@@ -2,10 +2,11 @@
 
 From exported runs alone (`ledger.jsonl`): trials a minute, share of the search in which the device's worker was in the
 phases gate and measure, and the median time that it waited between two trials. Two runs of one problem on different
-numbers of devices are compared: trials a minute, and of each bucket the setting that was decided on. Two winners are
-the same within the noise when they are one setting, or when the intervals of their ratio to the default, each widened
-by the bucket's noise floor, overlap. Of several runs the rates are means over their seconds, and their rows are taken
-together (`live_rows`).
+numbers of devices are compared: trials a minute, and of each bucket the setting that was decided on and the fastest
+that the search saw. Two winners are the same within the noise when they are one setting, or when the intervals of their
+ratio to the default, each widened by the bucket's noise floor, overlap; and when the ratios of the fastest, widened so,
+overlap too, since two searches that found nothing would both leave what is in force. Of several runs the rates are
+means over their seconds, and their rows are taken together (`live_rows`).
 """
 
 from __future__ import annotations
@@ -78,14 +79,16 @@ def _rates(found: Sequence[Facts]) -> Facts:
 
 
 def compare(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, Facts]:
-    """Of each bucket the winners of two runs, and whether they are the same within the noise."""
+    """Of each bucket the winners and the leads of two runs, and whether both are the same within the noise."""
     summaries = [summarize(records) for records in (one, other)]
     workload = Workload.from_dict(summaries[0]["workload"])
     found: dict[str, Facts] = {}
     for first, second in zip(*(summary["buckets"] for summary in summaries), strict=True):
         floors = [_floor(workload, summary["noise_floor"], first["bucket"]) for summary in summaries]
         winners = [_winner(bucket) for bucket in (first, second)]
-        found[str(first["bucket"])] = {"winners": winners, "same": _same(winners, max(floors)), "floor": max(floors)}
+        leads = [_lead(bucket) for bucket in (first, second)]
+        same = _same(winners, max(floors)) and _overlap(leads, max(floors))
+        found[str(first["bucket"])] = {"winners": winners, "leads": leads, "same": same, "floor": max(floors)}
     return found
 
 
@@ -128,20 +131,32 @@ def _floor(workload: Workload, floor: Sequence[float], bucket: int) -> float:
 
 def _winner(bucket: Mapping[str, Any]) -> Facts | None:
     """What a bucket came to; before its decision the lead of the search, which has no interval."""
-    promotion, best = bucket["promotion"], bucket["best"]
+    promotion = bucket["promotion"]
     if promotion is not None:
         ratio = promotion["certificate"]["ratio_default"]
         return {"setting": promotion["setting"], "decision": promotion["decision"], "ratio": ratio}
+    return _lead(bucket)
+
+
+def _lead(bucket: Mapping[str, Any]) -> Facts | None:
+    """The fastest that the search saw in a bucket."""
+    best = bucket["best"]
     return best and {"setting": best["setting"], "decision": None, "ratio": {"value": best["ratio"]}}
 
 
 def _same(winners: Sequence[Facts | None], floor: float) -> bool:
     first, second = winners
+    if first is not None and second is not None and first["setting"] == second["setting"]:
+        return True
+    return _overlap(winners, floor)
+
+
+def _overlap(entries: Sequence[Facts | None], floor: float) -> bool:
+    """Whether the ratios of both to the default, widened by the floor, have a value in common."""
+    first, second = entries
     if first is None or second is None:
         return first is second
-    if first["setting"] == second["setting"]:
-        return True
-    spans = [_span(winner, floor) for winner in (first, second)]
+    spans = [_span(entry, floor) for entry in (first, second)]
     return spans[0][0] <= spans[1][1] and spans[1][0] <= spans[0][1]
 
 

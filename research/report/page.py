@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mjolnir.research import effects
-from mjolnir.research.findings import LEGEND, asked, tried
+from mjolnir.research.findings import LEGEND, asked, device_lines, tried
 from mjolnir.research.naming import Names
 from mjolnir.research.plain import plain
 from mjolnir.research.report import charts, knobs, series, winners
@@ -48,6 +48,7 @@ def render(
         summary=summary,
         asked=asked(summary),
         tried=tried(summary),
+        devices=[line.strip() for line in device_lines(summary)],
         legend=LEGEND,
         headline=winners.headline(summary),
         winners=winners.chart(summary),

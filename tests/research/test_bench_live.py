@@ -17,6 +17,7 @@ from mjolnir.research import devices
 from mjolnir.research.answer import Failure, UsageFailure
 from mjolnir.research.bench.live import compare, live
 from mjolnir.research.bodies import campaign_body
+from mjolnir.research.export import documents
 from mjolnir.research.findings import device_lines
 from mjolnir.research.request import Request
 from mjolnir.research.summary import summarize
@@ -122,6 +123,8 @@ def test_the_findings_say_how_busy_the_devices_were(both: list[Any], one: list[A
     assert apart
     assert 1.0 <= float(apart[1]) <= 3.0
     assert len(device_lines(summarize(one))) == 1
+    page = documents(both)["report.html"].decode()
+    assert all(line.strip().replace("'", "&#39;") in page for line in device_lines(summarize(both)))
 
 
 def test_a_second_device_is_compared_with_one(both: list[Any], one: list[Any], tmp_path: Path) -> None:
@@ -158,6 +161,53 @@ def test_other_winners_are_the_same_only_within_the_noise(both: list[Any]) -> No
     assert changed((low + high) / 2)["same"]
     assert changed(high * (1 + first["floor"]))["same"]
     assert not changed(high * (1 + 3 * first["floor"]))["same"]
+
+
+def test_who_found_nothing_faster_is_not_the_same_for_leaving_what_is_in_force(both: list[Any]) -> None:
+    def leaves(made: list[Any]) -> list[Any]:
+        settled = [record for record in made if record["kind"] != "promotion"]
+        for bucket in (1, 32):
+            body = {"bucket": bucket, "setting": WINNER.as_dict(), "decision": "not-proven"}
+            settled.append(
+                {"kind": "promotion", "tag": "live", "body": {**body, "certificate": {"ratio_default": None}}}
+            )
+        return settled
+
+    def blind(made: list[Any]) -> list[Any]:
+        """As if the search had seen the default alone."""
+        trials = [record for record in made if record["kind"] == "trial"]
+        default = next(r for r in trials if r["body"]["setting"] == Setting().as_dict())
+        return [record for record in made if record["kind"] != "trial"] + [default]
+
+    assert all(entry["same"] for entry in compare(leaves(both), leaves(both)).values())
+    found = compare(leaves(both), leaves(blind(both)))
+    assert found["1"]["winners"][0] == found["1"]["winners"][1]
+    assert found["1"]["leads"][0]["ratio"]["value"] < 0.97 < found["1"]["leads"][1]["ratio"]["value"]
+    assert not found["1"]["same"]
+
+
+def test_what_was_lost_with_a_worker_is_counted_and_told(both: list[Any]) -> None:
+    lost = {"device": "cuda:1", "reason": "the process was ended by SIGKILL", "aside": ""}
+    number = iter(range(1, 100))
+    made = [
+        {**r, "body": {**r["body"], "facts": {**r["body"]["facts"], "lost": [lost] * (next(number) <= 2)}}}
+        if r["kind"] == "trial" else r
+        for r in both
+    ]  # fmt: skip
+    found = devices.live(made)
+    assert found is not None
+    assert found["lost"] == 2
+    assert device_lines(summarize(made))[-1] == "  Lost with a worker and asked again: 2."
+    assert summarize(both)["live"]["lost"] == 0
+
+
+def test_a_trial_that_is_missing_or_there_twice_is_seen(both: list[Any]) -> None:
+    trials = [record for record in both if record["kind"] == "trial"]
+    rest = [record for record in both if record["kind"] != "trial"]
+    for made, each_once in ((trials, True), (trials[:4] + trials[5:], False), ([*trials, trials[7]], False)):
+        found = devices.live(rest + made)
+        assert found is not None
+        assert found["each_once"] is each_once
 
 
 def decided(made: list[Any], tag: str, **ratios: tuple[float, float, float] | None) -> list[Any]:

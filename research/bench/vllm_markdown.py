@@ -58,33 +58,31 @@ def _origin(taken: Mapping[str, Any]) -> str:
 
 
 def verified(results: Mapping[str, Any]) -> str:
-    """A result file of `mjolnir verify vllm` in a table: a line for each mode, over all stock backends, model runners
-    and layouts; what was wrong is named one by one.
+    """A result file of `mjolnir verify vllm` in a table: a line for each mode of a model, over all stock backends,
+    model runners, layouts and block sizes; what was wrong is named one by one.
     """
-    modes: dict[str, list[Row]] = {}
+    modes: dict[tuple[str, str], list[Row]] = {}
     for row in results["rows"]:
-        modes.setdefault(row["mode"], []).append(row)
-    head = ["mode", "runners", "layouts", "against", "comparisons", "steps compared", "largest difference, nats"]
-    head += ["steps on Mjolnir", ""]
+        modes.setdefault((row["model"], row["mode"]), []).append(row)
+    head = ["model", "mode", "runners", "layouts", "blocks", "against", "comparisons", "steps compared"]
+    head += ["largest difference, nats", "steps on Mjolnir", ""]
     lines = [line_of(head), line_of(["---"] * len(head))]
-    for mode, rows in modes.items():
+    for (model, mode), rows in sorted(modes.items()):
         whole = [row for row in rows if "most" in row]
         most = max((row["most"] for row in whole if row["most"] is not None), default=None)
         numbers = [
             str(len(rows)), str(sum(row["shared"] for row in whole)), "" if most is None else f"{most:.3f}",
             str(max((row["mjolnir_steps"] for row in whole), default=0)),
         ]  # fmt: skip
-        names = [_all_of(rows, name) for name in ("runner", "layout", "against")]
-        lines.append(line_of([mode, *names, *numbers, _verdict(mode, rows)]))
+        names = [_all_of(rows, name) for name in ("runner", "layout", "block_size", "against")]
+        lines.append(line_of([model, mode, *names, *numbers, _verdict(mode, rows)]))
     taken = results["taken"]
-    blocks = _all_of(results["rows"], "block_size")
-    made = f"{taken['device']}, vLLM {taken['vllm']}, torch {taken['torch']}, blocks of {blocks} tokens."
-    return "\n".join([*lines, "", made, ""])
+    return "\n".join([*lines, "", f"{taken['device']}, vLLM {taken['vllm']}, torch {taken['torch']}.", ""])
 
 
 def _all_of(rows: Sequence[Row], name: str) -> str:
-    """The values of a column, each once."""
-    return ", ".join(sorted({str(row[name] or "-") for row in rows}))
+    """The values of a column, each once; numbers by their size."""
+    return ", ".join(str(value or "-") for value in sorted({row[name] for row in rows}))
 
 
 def _verdict(mode: str, rows: Sequence[Row]) -> str:

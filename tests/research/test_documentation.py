@@ -84,21 +84,22 @@ def test_results_of_vllm_are_shown_where_they_are(tmp_path: Path) -> None:
     assert f"| qwen3-8b | 1 x 32768 | {times} | 1.50 | 1.17 (1.17 to 1.17) |" in text
     assert "| `attn_speedup_b1` | 1.500 | at least 1.5 | met |" in text
     assert "| `attn_speedup_b64` | not measured | at least 1.1 |  |" in text
-    assert "| eager | - | - | A, B | 2 | 32 | 0.000 | 10 | right |" in text
-    assert "| control | - | - | A, B | 2 | 6 | 0.000 | 10 | found wrong, as it has to be |" in text
+    assert " | eager | - | - | 64 | A, B | 2 | 32 | 0.000 | 10 | right |" in text
+    assert " | control | - | - | 64 | A, B | 2 | 6 | 0.000 | 10 | found wrong, as it has to be |" in text
 
 
 def test_a_mode_has_one_line_that_names_what_was_wrong() -> None:
-    def row(runner: str, layout: str, against: str, most: float, *problems: str) -> dict[str, Any]:
-        numbers = {"shared": 100, "most": most, "mjolnir_steps": 7, "problems": list(problems), "block_size": 64}
-        return {"mode": "eager", "runner": runner, "layout": layout, "against": against, **numbers}
+    def row(runner: str, layout: str, against: str, most: float, *problems: str, block: int = 64) -> dict[str, Any]:
+        numbers = {"shared": 100, "most": most, "mjolnir_steps": 7, "problems": list(problems), "block_size": block}
+        return {"model": "m", "mode": "eager", "runner": runner, "layout": layout, "against": against, **numbers}
 
-    rows = [row("v2", "HND", "A", 0.1), row("v1", "HND", "A", 0.3, "far"), row("v2", "NHD", "B", 0.2)]
+    rows = [row("v2", "HND", "A", 0.1), row("v1", "HND", "A", 0.3, "far"), row("v2", "NHD", "B", 0.2, block=128)]
+    rows += [{**rows[0], "model": "a model"}]
     text = vllm_markdown.verified({"rows": rows, "taken": {"device": "card", "vllm": "0", "torch": "2"}})
     wrong = "wrong, 1 of 3: v1 HND against A"
-    assert f"| eager | v1, v2 | HND, NHD | A, B | 3 | 300 | 0.300 | 7 | {wrong} |" in text
-    assert text.count("| eager |") == 1
-    assert "blocks of 64 tokens" in text
+    assert f"| m | eager | v1, v2 | HND, NHD | 64, 128 | A, B | 3 | 300 | 0.300 | 7 | {wrong} |" in text
+    assert "| a model | eager | v2 | HND | 64 | A | 1 | 100 | 0.100 | 7 | right |" in text
+    assert text.count("| eager |") == 2
 
 
 def test_what_is_between_the_marks_is_replaced() -> None:

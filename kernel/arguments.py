@@ -55,13 +55,16 @@ def check_query(name: str, tensor: torch.Tensor, geometry: Geometry, tokens: int
 
 
 def check_written(name: str, view: View) -> None:
-    """Rows that are written lie apart.
+    """Rows and heads that are written lie apart.
 
     Raises:
-        ValueError: an expanded tensor.
+        ValueError: an expanded tensor, or one whose rows or heads overlap.
     """
-    if 0 in view.stride:
-        raise ValueError(f"{name} has strides {view.stride}: rows that are written must not share memory")
+    span = 1
+    for step, size in sorted(zip(view.stride, view.shape, strict=True)):
+        if size > 1 and step < span:
+            raise ValueError(f"{name} has strides {view.stride}: rows that are written must not share memory")
+        span += (size - 1) * step
 
 
 def aligned(tensor: torch.Tensor, view: View) -> bool:

@@ -11,19 +11,23 @@ setting is given.
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from types import NoneType
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+from mjolnir.kernel import cache as binaries
 from mjolnir.kernel.binding import Kept, form_of
 from mjolnir.kernel.device import Device, current_device
 from mjolnir.kernel.formats import DTYPES
 from mjolnir.kernel.geometry import PAGE_SIZES, Geometry
 from mjolnir.kernel.knobs import KNOBS, Setting
 from mjolnir.kernel.layouts import LAYOUTS, layout_of, views
-from mjolnir.kernel.rule import built_in
+from mjolnir.kernel.rule import answers
+from mjolnir.kernel.runner import MAX_BATCH
 from mjolnir.kernel.runners import Key, Runners
+from mjolnir.kernel.variant import Variant
 
 MAX_RUNNERS = 64
 """Runners kept; beyond, the one that was not used for the longest time goes, unless a graph was captured with it."""
@@ -113,7 +117,8 @@ def decode(
         q_len: query tokens of each sequence, 1 to 16; the last is the sequence's last token.
         causal: whether query token i sees only keys up to `seq_len - q_len + i`; else every one sees all.
         q_format: "native", or "fp8" to round the query to e4m3 (a scale for each sequence and KV head), which is
-            faster and less precise.
+            faster and less precise. A native query is multiplied in f16: rows with elements of 2^15 and more are scaled
+            by a power of two, and elements below 2^-14 lose bits.
         layout: the cache's layout, where its shape fits several with different heads or page sizes.
         out: where to write, like the query or (batch * q_len, heads_q * head_dim); None = a new tensor.
         return_lse: whether to return the log-sum-exp of the scores as well: natural logarithm, f32 (batch * q_len,
@@ -130,19 +135,32 @@ def decode(
         RuntimeError: the tensors are on no GPU, or on one that no engine supports.
         mjolnir.kernel.cache.CompileError: the kernel did not compile.
     """
-    for name, tensor in (("query", query), ("block_table", block_table), ("seq_lens", seq_lens)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is {type(tensor).__name__}; expected a tensor")
-    for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} is {type(tensor).__name__}; expected f32 on the GPU: torch.tensor(1.0, device=...)"
-            )
+    for name, value, kinds, expected in (
+        ("query", query, Tensor, "a tensor"),
+        ("kv_cache", kv_cache, (Tensor, tuple, list), "a tensor, or K and V apart"),
+        ("block_table", block_table, Tensor, "a tensor"),
+        ("seq_lens", seq_lens, Tensor, "a tensor"),
+        ("k_scale", k_scale, Tensor, "f32 on the GPU: torch.tensor(1.0, device=...)"),
+        ("v_scale", v_scale, Tensor, "f32 on the GPU: torch.tensor(1.0, device=...)"),
+        ("scale", scale, (float, int, NoneType), "a number, or None"),
+        ("q_len", q_len, int, "a whole number"),
+        ("causal", causal, bool, "True or False"),
+        ("q_format", q_format, str, "native or fp8"),
+        ("layout", layout, (str, NoneType), f"one of {', '.join(LAYOUTS)}, or None"),
+        ("out", out, (Tensor, NoneType), "a tensor, or None"),
+        ("q_mul", q_mul, (Tensor, NoneType), "a tensor, or None"),
+        ("o_mul", o_mul, (Tensor, NoneType), "a tensor, or None"),
+        ("setting", setting, (Setting, NoneType), "a Setting, or None"),
+    ):
+        if not isinstance(value, kinds):
+            raise TypeError(f"{name} is {type(value).__name__}; expected {expected}")
     if query.dim() != 3 or seq_lens.dim() != 1 or query.shape[0] != seq_lens.shape[0] * q_len:
         raise ValueError(
             f"query has shape {tuple(query.shape)} and seq_lens {tuple(seq_lens.shape)}; expected (batch * q_len, "
             f"heads_q, head_dim) and (batch,), with q_len = {q_len}"
         )
+    if not 1 <= seq_lens.shape[0] <= MAX_BATCH:
+        raise ValueError(f"seq_lens holds {seq_lens.shape[0]} sequences; expected 1 to {MAX_BATCH}")
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device) if return_lse else None
@@ -184,12 +202,27 @@ def _plan_and_run(
         k_cache, v_cache = kv_cache
         geometry = _told_apart(k_cache, query, rest)
     bucket = 1 << max(seq_lens.shape[0] - 1, 0).bit_length()
-    setting = built_in(geometry, device, bucket) if knobs is None else Setting(*knobs)
     optional = lse is not None, q_mul is not None, o_mul is not None
+    setting = _works(geometry, device, bucket, optional) if knobs is None else Setting(*knobs)
     runner = RUNNERS.get(Key(geometry, setting, query.device, _stream(query.device), bucket, *optional), device)
     width = block_table.shape[-1] if block_table.dim() else 0
     runner.plan(seq_lens, capacity=max(1, width) * geometry.page_size)
     runner.run(query, k_cache, v_cache, block_table, seq_lens, out, k_scale, v_scale, scale, lse, q_mul, o_mul)
+
+
+@lru_cache(maxsize=1024)
+def _works(geometry: Geometry, device: Device, bucket: int, optional: tuple[bool, bool, bool]) -> Setting:
+    """The first of the rule's answers that compiles and spills nothing; where none does, the first, to be refused."""
+    lse, q_mul, o_mul = optional
+    said = answers(geometry, device, bucket)
+    for setting in said:
+        variant = Variant.of(setting, geometry, device, lse=lse, q_mul=q_mul, o_mul=o_mul)
+        try:
+            if not binaries.build(variant).spill_bytes:
+                return setting
+        except binaries.CompileError:
+            continue
+    return said[0]
 
 
 RUNNERS = Runners(MAX_RUNNERS)

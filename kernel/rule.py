@@ -7,6 +7,9 @@ whose rows are too many for eight warps is bound by computing, and wants two CTA
 suffice two CTAs, three where pages are short or rows are many, though not with a long head, whose stages are large.
 Splits are left to the planner, dependent launch, prefetch and eviction to `Setting()`.
 
+Eight warps that round a long head's query to e4m3 themselves run out of registers. What spills is known for certain
+only once it is compiled, so there are several answers, best first.
+
 The numbers were chosen by `mjolnir bench rule` from what was timed on the H200.
 """
 
@@ -55,20 +58,27 @@ class Rule:
     more: int = 3
 
     def setting(self, geometry: Geometry, device: Device, batch: int) -> Setting:
-        """The setting for a batch, resolved; `Setting()` where what the rule says does not fit.
+        """The setting for a batch, resolved; `Setting()` where what the rule says does not fit."""
+        return self.settings(geometry, device, batch)[0]
+
+    def settings(self, geometry: Geometry, device: Device, batch: int) -> tuple[Setting, ...]:
+        """What may serve a batch, best first: all that fits, resolved and each once, `Setting()` where nothing does.
 
         Args:
             geometry, device: the problem.
             batch: sequences.
         """
-        wanted = (self._alone(geometry, device, batch), self._shared(geometry), Setting())
-        fits = (setting for setting in wanted if setting and not infeasible(setting, geometry, device))
-        return resolve(next(fits, Setting()), geometry, device)
+        wanted = (
+            self._alone(geometry, device, batch), self._shared(geometry), Setting(), Setting(1, self.narrow),
+        )  # fmt: skip
+        fits = [setting for setting in wanted if setting and not infeasible(setting, geometry, device)]
+        return tuple(dict.fromkeys(resolve(setting, geometry, device) for setting in fits or [Setting()]))
 
     def _alone(self, geometry: Geometry, device: Device, batch: int) -> Setting | None:
         """One CTA an SM, where items are few enough."""
         wide = Setting(1, self.wide, WIDE)
-        has_wide = not infeasible(wide, geometry, device)
+        rounds = geometry.head_dim == LONG_HEAD and geometry.q_format == "fp8"
+        has_wide = not rounds and not infeasible(wide, geometry, device)
         chosen = wide if has_wide else Setting(1, self.narrow)
         most = self.full if has_wide or geometry.head_dim == LONG_HEAD else self.few
         blocks = engine_for(geometry, device.arch, warps=chosen.consumer_warps).blocks
@@ -90,3 +100,9 @@ FITTED_ON = ("NVIDIA H200",)
 def built_in(geometry: Geometry, device: Device, batch: int) -> Setting:
     """What the rule in force says."""
     return BUILT_IN.setting(geometry, device, batch)
+
+
+@lru_cache(maxsize=4096)
+def answers(geometry: Geometry, device: Device, batch: int) -> tuple[Setting, ...]:
+    """What the rule in force says, and what to take instead where that spills."""
+    return BUILT_IN.settings(geometry, device, batch)

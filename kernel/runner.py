@@ -77,10 +77,10 @@ class Runner:
         self.engine = self.variant.shape
         self.geometry = geometry
         self.grid = device.sm_count * setting.ctas_per_sm
-        if self.grid > MAX_GRID or not 1 <= max_batch <= MAX_BATCH:
-            raise ValueError(
-                f"a grid of {self.grid} (at most {MAX_GRID}) or a batch of {max_batch} (1 to {MAX_BATCH}) is too large"
-            )
+        if self.grid > MAX_GRID:
+            raise ValueError(f"a grid of {self.grid} CTAs is too large: there are {MAX_GRID} at most")
+        if not 1 <= max_batch <= MAX_BATCH:
+            raise ValueError(f"max_batch = {max_batch} is not between 1 and {MAX_BATCH}")
         self.max_batch, self.capacity, self.max_splits = max_batch, capacity, setting.max_splits
         self._default_scale = geometry.head_dim**-0.5
         self.built = cache.build(self.variant, folder)

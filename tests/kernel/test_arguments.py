@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from mjolnir.kernel import arguments
+from mjolnir.kernel.binding import View
 from mjolnir.kernel.geometry import Geometry
 
 GEOMETRY = Geometry(8, 2, page_size=16)
@@ -75,6 +78,27 @@ def test_an_output_whose_rows_share_memory_is_refused() -> None:
     view = arguments.check_query("out", out, GEOMETRY, 3)
     with pytest.raises(ValueError, match=r"out has strides \(0, 128, 1\): rows that are written"):
         arguments.check_written("out", view)
+
+
+@pytest.mark.parametrize(
+    ("strides", "apart"),
+    [
+        ((1024, 128, 1), True), ((128, 3 * 128, 1), True), ((2048, 256, 1), True), ((1023, 128, 1), False),
+        ((1024, 127, 1), False), ((128, 128, 1), False), ((64, 1024, 1), False),
+    ],
+)  # fmt: skip
+def test_an_output_whose_rows_or_heads_overlap_is_refused(strides: tuple[int, int, int], apart: bool) -> None:
+    view = View(torch.bfloat16, (3, 8, 128), strides)
+    if apart:
+        arguments.check_written("out", view)
+        return
+    with pytest.raises(ValueError, match=re.escape(f"out has strides {strides}: rows that are written")):
+        arguments.check_written("out", view)
+
+
+def test_rows_or_heads_that_are_there_once_may_carry_any_stride() -> None:
+    arguments.check_written("out", View(torch.bfloat16, (1, 8, 128), (0, 128, 1)))
+    arguments.check_written("out", View(torch.bfloat16, (3, 1, 128), (128, 1, 1)))
 
 
 def test_dimensions_of_size_one_may_carry_any_stride() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mjolnir.kernel import decode, operator
+from mjolnir.kernel import cache, decode, operator
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.layouts import LAYOUTS, allocate, views
 from mjolnir.kernel.reference import attention_f64
+from mjolnir.kernel.rule import answers
 from mjolnir.kernel.runners import Runners
+from mjolnir.kernel.variant import Variant
 from tests.fakes import launches as fake
 from tests.fakes.launches import Launches
 from tests.kernel.problems import problem
@@ -114,6 +117,33 @@ def test_scale_and_setting_reach_the_kernel(launches: Launches) -> None:
     assert launches.plans[0]["capacity"] == given["block_table"].shape[1] * 16
 
 
+def test_what_spills_gives_way_to_what_the_rule_says_next(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    right_one, tried = cache.build(None), []  # type: ignore[arg-type]
+
+    def build(variant: Variant, *_: Any) -> cache.Built:
+        tried.append(variant)
+        return replace(right_one, spill_bytes=8) if variant.kv_stages == said[0].kv_stages else right_one
+
+    said = answers(GEOMETRY, fake.DEVICE, 4)
+    assert said[0].kv_stages != said[1].kv_stages
+    monkeypatch.setattr(cache, "build", build)
+    operator._works.cache_clear()
+    given, wanted = call()
+    right(*decode(**given, return_lse=True), wanted)
+    (key,) = operator.RUNNERS._kept
+    assert key.setting == said[1]
+    count = len(tried)
+    decode(**given, return_lse=True)
+    assert len(tried) == count, "asked once"
+    with pytest.raises(cache.CompileError, match=f"{said[0]} spills 8 bytes"):
+        decode(**given, return_lse=True, setting=said[0])
+    monkeypatch.setattr(cache, "build", lambda *_: replace(right_one, spill_bytes=16))
+    operator._works.cache_clear()
+    with pytest.raises(cache.CompileError, match=f"{said[0]} spills 16 bytes"):
+        decode(**given)
+    operator._works.cache_clear()
+
+
 def test_calls_alike_share_a_runner_and_views(launches: Launches) -> None:
     given, _ = call()
     decode(**given)
@@ -180,6 +210,24 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "long lengths": ({"seq_lens": torch.zeros(3, dtype=torch.int64)}, TypeError, "seq_lens is torch.int64"),
     "number for a scale": ({"k_scale": 1.0}, TypeError, "k_scale is float; expected f32 on the GPU"),
     "no table": ({"block_table": None}, TypeError, "block_table is NoneType"),
+    "no cache": ({"kv_cache": None}, TypeError, "kv_cache is NoneType; expected a tensor, or K and V apart"),
+    "knobs as a dict": ({"setting": {"pdl": 1}}, TypeError, "setting is dict; expected a Setting, or None"),
+    "text for a scale": ({"scale": "a"}, TypeError, "scale is str; expected a number, or None"),
+    "number for a factor": ({"o_mul": 1.0}, TypeError, "o_mul is float; expected a tensor, or None"),
+    "text for causal": ({"causal": "yes"}, TypeError, "causal is str; expected True or False"),
+    "no format": ({"q_format": None}, TypeError, "q_format is NoneType; expected native or fp8"),
+    "number for a layout": ({"layout": 3}, TypeError, "layout is int; expected one of BHN2D, .*, or None"),
+    "text for out": ({"out": "x"}, TypeError, "out is str; expected a tensor, or None"),
+    "heads over one another": (
+        {"out": torch.zeros(3 * 8 * 128).bfloat16().as_strided((3, 8, 128), (1024, 64, 1))},
+        ValueError,
+        r"out has strides \(1024, 64, 1\): rows that are written must not share memory",
+    ),
+    "nobody": (
+        {"query": torch.zeros(0, 8, 128).bfloat16(), "seq_lens": torch.zeros(0, dtype=torch.int32)},
+        ValueError,
+        "seq_lens holds 0 sequences; expected 1 to 8192",
+    ),
     "flat table": ({"block_table": torch.zeros(21, dtype=torch.int32)}, ValueError, r"block_table has shape \(21,\)"),
     "f32 query": ({"query": torch.zeros(3, 8, 128)}, TypeError, "query is torch.float32; expected torch.bfloat16 or"),
     "shape": ({"kv_cache": torch.zeros(9, 2, 24, 256, dtype=torch.uint8)}, ValueError, "fits no layout"),

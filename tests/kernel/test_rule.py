@@ -9,7 +9,7 @@ import pytest
 from mjolnir.kernel.device import H200, Device
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
-from mjolnir.kernel.rule import BUILT_IN, Rule, built_in
+from mjolnir.kernel.rule import BUILT_IN, Rule, answers, built_in
 from mjolnir.kernel.variant import infeasible, resolve
 
 MAIN = Geometry(32, 8)
@@ -38,6 +38,22 @@ def test_one_cta_where_an_sm_has_at_most_one_item(geometry: Geometry, batch: int
     assert (
         built_in(geometry, H200, batch) == BUILT_IN.setting(geometry, H200, batch) == resolve(expected, geometry, H200)
     )
+
+
+def test_eight_warps_do_not_round_the_query_of_a_long_head() -> None:
+    rounding = replace(LONG_HEAD, q_format="fp8")
+    assert built_in(rounding, H200, 66) == resolve(Setting(1, 3), rounding, H200)
+    short = replace(MAIN, q_format="fp8")
+    assert built_in(short, H200, 16) == resolve(Setting(1, 4, 8), short, H200)
+
+
+def test_every_answer_fits_and_is_there_once_and_the_first_is_what_the_rule_says() -> None:
+    for geometry, batch in ((MAIN, 1), (MAIN, 256), (LONG_HEAD, 1), (replace(LONG_HEAD, q_len=4), 256)):
+        said = answers(geometry, H200, batch)
+        assert said[0] == built_in(geometry, H200, batch)
+        assert len(set(said)) == len(said) > 1
+        assert not any(infeasible(setting, geometry, H200) for setting in said)
+        assert resolve(Setting(), geometry, H200) in said
 
 
 def test_what_does_not_fit_is_left_to_the_knobs_own_defaults() -> None:

@@ -258,7 +258,7 @@ def test_a_changed_number_of_splits_reaches_the_plan(launches: Launches) -> None
 
 @pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_batch": 8193}])
 def test_a_runner_that_is_too_large_is_refused(launches: Launches, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="is too large"):
+    with pytest.raises(ValueError, match=f"max_batch = {options['max_batch']} is not between 1 and 8192"):
         fake.runner(GEOMETRY, **options)
 
 

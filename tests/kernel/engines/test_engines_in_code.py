@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from mjolnir.backend.table import Row, packaged_path
-from mjolnir.kernel.device import ARCHITECTURES
+from mjolnir.kernel.device import ARCHITECTURES, H200
 from mjolnir.kernel.geometry import Geometry
 from mjolnir.kernel.knobs import Setting
+from mjolnir.kernel.rule import answers, built_in
 from mjolnir.kernel.variant import Variant, warpgroup_registers
 from tests.kernel.engines.machine_code import Code, Compiler
 
@@ -47,6 +48,21 @@ def test_the_default_spills_in_no_class(code: Compiler, arch: str, text: str) ->
     made = code(DEFAULT, arch, Geometry.parse(text), **CLASSES[text])
     assert made.resources.frame_bytes == 0
     assert made.ptx.count(".entry") == 1
+
+
+@pytest.mark.parametrize("batch", [1, 256])
+@pytest.mark.parametrize("text", ["32/8xd128", "16/2xd256", "16/2xd256,query=fp8", "32/8xd256,page=16,query=fp8"])
+def test_what_the_rule_says_spills_nothing(code: Compiler, text: str, batch: int) -> None:
+    geometry = Geometry.parse(text)
+    assert code(built_in(geometry, H200, batch), "sm_90a", geometry).resources.frame_bytes == 0
+
+
+@pytest.mark.parametrize("options", [{"q_mul": True}, {"q_mul": True, "o_mul": True, "lse": True}], ids=str)
+def test_where_the_default_spills_another_answer_of_the_rule_does_not(code: Compiler, options: dict[str, Any]) -> None:
+    geometry = Geometry.parse("40/8xd256,page=16,query=fp8")
+    assert 0 in [
+        code(said, "sm_90a", geometry, **options).resources.frame_bytes for said in answers(geometry, H200, 256)
+    ]
 
 
 @pytest.mark.parametrize("values", ROWS, ids=lambda values: str(values["key"]["batch"]))

@@ -12,7 +12,7 @@ import os
 from typing import Any, ClassVar
 
 from mjolnir.backend import agreement, logs, server, versions
-from mjolnir.backend.cache_view import placement_of
+from mjolnir.backend.cache_view import SHAPE, placement_of
 from mjolnir.backend.counters import STEPS
 from mjolnir.backend.metadata import DecodeMetadata
 from mjolnir.backend.promises import graph_support
@@ -29,6 +29,12 @@ from mjolnir.backend.settings import Settings, sources
 from mjolnir.kernel.geometry import Placement
 
 log = logging.getLogger(__name__)
+
+
+_FORCED = (
+    f"MJOLNIR_ATTN_KV_LAYOUT = {{}} is taken as it is, but vLLM's own KV caches are {SHAPE} in every memory order "
+    f"(VLLM_KV_CACHE_LAYOUT chooses that): where the cache does not fit, the first step on Mjolnir fails; leave it out"
+)
 
 
 class MjolnirBuilder:
@@ -84,6 +90,8 @@ class MjolnirBuilder:
         if versions.first_rank():
             logs.banner(log, wanted=settings.banner)
             logs.once(log, start_line(service, self.mjolnir_fallback, settings_given(sources(os.environ))))
+            if settings.kv_layout not in (None, SHAPE):
+                log.warning("%s", _FORCED.format(settings.kv_layout))
         return service
 
     def _placement(self, heads_kv: int) -> Placement:

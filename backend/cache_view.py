@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from mjolnir.kernel.geometry import Geometry
 
+SHAPE = "BHN2D"
+"""The layout whose shape vLLM's caches have, in whatever order they lie in memory."""
+
 HEADS_FIRST = ("LBHNC", "LHBNC", "BLHNC", "BHLNC")
 """vLLM's memory layouts in which the tokens of a block and head follow one another."""
 

@@ -24,6 +24,11 @@ def once(log: logging.Logger, text: str) -> None:
         log.info("%s", text)
 
 
+def plain(text: object) -> str:
+    """Text of a table on its way to the log: what would break a line or steer a terminal is a `?`."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))
+
+
 def banner(log: logging.Logger, *, wanted: bool) -> None:
     """The hammer, if it is wanted."""
     if wanted:

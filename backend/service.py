@@ -182,7 +182,7 @@ def _knobs(found: Any) -> str:
     for name, value in found.setting.as_dict().items():
         source = found.sources[name]
         if found.row and source in ("user table", "packaged table"):
-            source = f"{source}, tag {tag}"
+            source = f"{source}, tag {logs.plain(tag)}"
         by_source.setdefault(source, []).append(f"{name}={value}")
     return " ".join([found.engine, *(f"{' '.join(values)} [{source}]" for source, values in by_source.items())])
 

@@ -16,6 +16,7 @@ from mjolnir.backend.eligibility import refusal
 from mjolnir.backend.fallback import ORDER
 from mjolnir.backend.overrides import Overrides
 from mjolnir.backend.settings import Settings, unknown
+from mjolnir.backend.table import VARIABLE
 from mjolnir.research import model_config
 from mjolnir.research.answer import Answer, MissingFailure, UsageFailure, asked
 from mjolnir.research.model_config import CONFIG
@@ -30,9 +31,12 @@ for the version of a distribution `vllm`, and ends where there is none."""
 LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 OURS = ("CUSTOM", "MJOLNIR")
 
+ATTENTION = "--attention-config"
+FILE = "--config"
 SHORT = {
     "-tp": "--tensor-parallel-size",
     "-dcp": "--decode-context-parallel-size",
+    "-ac": ATTENTION,
     "-ac.backend": "--attention-backend",
 }
 SAME = {"--attention-config.backend": "--attention-backend"}
@@ -98,7 +102,11 @@ def plan_of(model: str, arguments: Sequence[str], environ: Mapping[str, str]) ->
     Raises:
         UsageFailure: a setting or an option that does not parse.
     """
-    given = options(arguments)
+    if model.startswith("-"):
+        raise UsageFailure(
+            f"{model} is no model; it comes first, vLLM's options after it: `mjolnir serve MODEL {model}`"
+        )
+    given = in_all(options(arguments))
     with asked():
         settings = Settings.read(environ)
         Overrides.read(environ)
@@ -109,7 +117,7 @@ def plan_of(model: str, arguments: Sequence[str], environ: Mapping[str, str]) ->
         more += ["--kv-cache-dtype", "fp8"]
     variables = {} if environ.get(LAYOUT) else {LAYOUT: "HND"}
     command = (sys.executable, *entry(), model, *arguments, *more)
-    warnings, notes = [*_not_chosen(given, settings), *_not_known(environ, settings)], []
+    warnings, notes = [*_not_chosen(given, settings), *_not_known(environ, settings), *_not_there(environ)], []
     config = find_config(model)
     if config is None:
         notes.append(f"{model} has no config.json here yet, so whether Mjolnir serves it is only known at its start")
@@ -142,6 +150,12 @@ def _not_known(environ: Mapping[str, str], settings: Settings) -> Iterator[str]:
         yield f"MJOLNIR_ATTN_FALLBACK = {settings.fallback} is none of {', '.join(ORDER)}; vLLM has to know it"
 
 
+def _not_there(environ: Mapping[str, str]) -> Iterator[str]:
+    path = environ.get(VARIABLE)
+    if path and not Path(path).expanduser().is_file():
+        yield f"{VARIABLE} = {path} is no file; the packaged table and the built-in rule serve"
+
+
 def refusals(config: Mapping[str, Any], serving: Serving) -> Iterator[str]:
     """What will run on the fallback, and why."""
     try:
@@ -171,6 +185,51 @@ def options(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def in_all(given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a command line, with those that they give as JSON or in a file; what stands in the line counts.
+
+    Raises:
+        UsageFailure: JSON or a file that vLLM could not read.
+    """
+    found = dict(given)
+    if ATTENTION in given:
+        backend = _object(ATTENTION, given[ATTENTION]).get("backend")
+        found |= {"--attention-backend": str(backend)} if backend else {}
+    if given.get(FILE):
+        found = {f"--{name.replace('_', '-')}": value for name, value in _read(given[FILE]).items()} | found
+    return found
+
+
+def _read(path: str) -> dict[str, str]:
+    """A file of options, `name: value`, as text; empty where nothing here reads YAML, which vLLM brings along."""
+    if find_spec("yaml") is None:
+        return {}
+    import yaml
+
+    try:
+        held = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageFailure(f"{FILE} {path} cannot be read: {error}") from error
+    if not isinstance(held, Mapping):
+        raise UsageFailure(f"{FILE} {path} holds no options, `name: value` in every line")
+    return {str(name): json.dumps(value) if isinstance(value, Mapping) else str(value) for name, value in held.items()}
+
+
+def _object(name: str, text: str) -> Mapping[str, Any]:
+    """An option that is a JSON object.
+
+    Raises:
+        UsageFailure: it is none.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageFailure(f"{name} {text!r} is no JSON object that vLLM could read: {error}") from error
+    if not isinstance(found, Mapping):
+        raise UsageFailure(f"{name} {text!r} is a JSON {type(found).__name__}, and vLLM reads an object")
+    return found
+
+
 def _is_number(text: str) -> bool:
     return text[1:].replace(".", "", 1).isdecimal()
 
@@ -196,11 +255,11 @@ def serving_of(given: Mapping[str, str]) -> Serving:
 
 
 def _speculated(given: Mapping[str, str]) -> int:
-    text = given.get("--speculative-config") or "{}"
-    try:
-        return int(json.loads(text).get("num_speculative_tokens", 0))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UsageFailure(f"--speculative-config {text!r} is no JSON object that vLLM could read: {error}") from error
+    text = given.get("--speculative-config", "")
+    tokens = _object("--speculative-config", text).get("num_speculative_tokens", 0)
+    if isinstance(tokens, bool) or not isinstance(tokens, int):
+        raise UsageFailure(f"--speculative-config {text!r}: num_speculative_tokens is {tokens!r}, not a whole number")
+    return tokens
 
 
 def find_config(model: str) -> Mapping[str, Any] | None:

@@ -298,6 +298,15 @@ def test_a_forced_layout_decides_which_rows_are_asked_for() -> None:
     assert placed("2BHND") == Placement("head-major", "apart")
 
 
+def test_a_layout_that_vllm_has_not_is_warned_of_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    serve(settings())
+    serve(settings(kv_layout="BHN2D"))
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    serve(settings(kv_layout="2BNHD"))
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith("MJOLNIR_ATTN_KV_LAYOUT = 2BNHD is taken as it is, but vLLM's own KV caches are BHN2D")
+
+
 def test_vllm_may_make_a_class_of_the_metadata() -> None:
     """Fast prefill copies fields and adds members of its own."""
     metadata = serve().builder.build(0, step([1]))

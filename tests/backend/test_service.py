@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from mjolnir.backend.table import Table
 from mjolnir.kernel.device import H200
 from mjolnir.kernel.geometry import Placement
 from mjolnir.kernel.knobs import Setting
-from tests.backend.rows import row
+from tests.backend.rows import certificate, row
 from tests.fakes.serving import WatchedMaker, settings
 
 GROUP = Group((Layer(32, 8, 128),))
@@ -61,6 +62,12 @@ def test_rows_and_overrides_reach_the_kernel_and_the_start_line(maker: WatchedMa
     assert "batch <= 1: warp ctas_per_sm=2 kv_stages=4" in line
     assert "[packaged table, tag tag of the test] pdl=1 [MJOLNIR_ATTN_PDL]" in line
     assert "fallback TRITON_ATTN (only one); settings from THOR_T5_BANNER" in line
+
+
+def test_a_tag_of_a_table_does_not_steer_the_terminal(maker: WatchedMaker) -> None:
+    hostile = replace(row(1), certificate=certificate(tag="\x1b[31mevil\n\nWARN"))
+    line = start_line(served(table=Table("user table", (hostile,))), "TRITON_ATTN", {})
+    assert "[user table, tag ?[31mevil??WARN]" in line
 
 
 def test_knobs_that_do_not_fit_stop_the_server_naming_both_sources(maker: WatchedMaker) -> None:

@@ -75,7 +75,19 @@ def test_what_the_user_says_stays(model: Path) -> None:
         (QWEN, ("--attention-backend", "FLASH_ATTN"), {}, "FLASH_ATTN is not Mjolnir's"),
         (QWEN, (), {"MJOLNIR_ATTN_DISABLE": "1"}, "MJOLNIR_ATTN_DISABLE is set"),
         (QWEN, ("--kv-cache-dtype", "auto"), {}, "its attention will run on the fallback: the KV cache is auto"),
-        (QWEN, ("--block-size=256",), {}, "a kernel block of 256 tokens"),
+        (QWEN, ("--block-size=24",), {}, "--block-size 24 is no multiple of 16: vLLM would find no kernel for it"),
+        (QWEN, (), {"MJOLNIR_DEFAULTS": "/none.json"}, "MJOLNIR_DEFAULTS = /none.json is no file"),
+        (QWEN, ("-ac", '{"backend": "FLASH_ATTN"}'), {}, "FLASH_ATTN is not Mjolnir's"),
+        ({**QWEN, "model_type": "bloom"}, (), {}, "ALiBi"),
+        ({**QWEN, "model_type": "mpt", "attn_config": {"alibi": True}}, (), {}, "ALiBi"),
+        ({**QWEN, "model_type": "baichuan", "hidden_size": 5120, "head_dim": 128}, (), {}, "ALiBi"),
+        (
+            {**QWEN, "attention_chunk_size": 8192},
+            (),
+            {},
+            "its layers of kind chunked_attention will run on the fallback",
+        ),
+        ({**QWEN, "layer_types": ["linear_attention"] * 2}, (), {}, "linear_attention: none has a KV cache"),
         (QWEN, ("-dcp", "2"), {}, "context parallelism"),
         (QWEN, ("-tp", "3"), {}, "cannot be divided"),
         (QWEN, ("--dtype", "float32"), {}, "float32"),
@@ -97,6 +109,63 @@ def test_what_will_not_run_on_mjolnir_is_told(
     assert words in warning
 
 
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"sliding_window_pattern": 3}, ["sliding_attention", "full_attention"]),
+        ({"model_type": "gemma3_text"}, ["sliding_attention", "full_attention"]),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 5}, ["sliding_attention"]),
+        ({"model_type": "mistral"}, ["sliding_attention"]),
+        ({"sliding_window_pattern": 3, "use_sliding_window": False}, ["full_attention"]),
+        ({"sliding_window": None, "sliding_window_pattern": 3}, ["full_attention"]),
+    ],
+)
+def test_layers_with_a_window_are_told_from_those_without(changes: dict[str, Any], names: list[str]) -> None:
+    config = {**QWEN, "sliding_window": 64, "num_hidden_layers": 12, **changes}
+    found = dict(kinds(config, Serving()))
+    assert list(found) == names
+    windows = {name: model.sliding_window for name, model in found.items()}
+    assert windows == {name: 64 if name == "sliding_attention" else None for name in names}
+
+
+@pytest.mark.parametrize(("block", "page"), [(0, 64), (16, 16), (48, 16), (96, 32), (128, 128), (192, 64), (256, 128)])
+def test_a_block_that_no_kernel_has_is_cut_as_vllm_does(block: int, page: int) -> None:
+    ((_, found),) = kinds(QWEN, Serving(block_size=block))
+    assert found.block_size == page
+
+
+@pytest.mark.parametrize("name", ["n_head_kv", "num_kv_heads", "multi_query_group_num"])
+def test_kv_heads_have_several_names(name: str) -> None:
+    config = {key: value for key, value in QWEN.items() if key != "num_key_value_heads"}
+    ((_, found),) = kinds({**config, name: 2}, Serving())
+    assert found.heads_kv == 2
+    ((_, found),) = kinds(config, Serving())
+    assert found.heads_kv == found.heads_q
+
+
+def test_what_an_option_says_in_json_or_in_a_file_counts(model: Path, tmp_path: Path) -> None:
+    made = plan(model, "--attention-config", '{"backend": "CUSTOM", "other": 1}')
+    assert "--attention-backend" not in made.command, "vLLM takes one of the two"
+    assert made.warnings == ()
+    pytest.importorskip("yaml")
+    file = tmp_path / "options.yaml"
+    file.write_text("kv_cache_dtype: fp8_e4m3\nattention-backend: FLASH_ATTN\nblock-size: 24\n")
+    made = plan(model, "--config", str(file), "--block-size", "32")
+    assert made.command[-2:] == ("--block-size", "32"), "the file has the rest"
+    assert [warning.split(";")[0] for warning in made.warnings] == [
+        "--attention-backend FLASH_ATTN is not Mjolnir's"
+    ]  # fmt: skip
+    for text, words in (("[1, 2]", "holds no options"), ("a: [", "cannot be read")):
+        file.write_text(text)
+        with pytest.raises(UsageFailure, match=words):
+            plan(model, "--config", str(file))
+
+
+def test_the_model_comes_first(model: Path) -> None:
+    with pytest.raises(UsageFailure, match="--port is no model; it comes first"):
+        twin.plan_of("--port", ["8000", str(model)], {})
+
+
 def test_a_model_that_is_not_here_is_said_to_be_unknown(tmp_path: Path) -> None:
     made = plan(tmp_path / "none")
     assert made.warnings == ()
@@ -109,6 +178,9 @@ def test_a_model_that_is_not_here_is_said_to_be_unknown(tmp_path: Path) -> None:
         ((), {"MJOLNIR_ATTN_MAX_QLEN": "many"}, "MJOLNIR_ATTN_MAX_QLEN"),
         (("-tp", "two"), {}, "--tensor-parallel-size 'two' is not a whole number"),
         (("--speculative-config", "{"), {}, "no JSON object"),
+        (("--speculative-config", "[]"), {}, "is a JSON list"),
+        (("--speculative-config", '{"num_speculative_tokens": "3"}'), {}, "is '3', not a whole number"),
+        (("--attention-config", "{"), {}, "no JSON object"),
     ],
 )
 def test_what_does_not_parse_is_refused_before_anything_loads(

@@ -79,7 +79,7 @@ def require_gpu(text: str, instead: str) -> int:
 
 def _index(text: str, instead: str) -> int:
     """The index in a device's name; see `require_gpu`."""
-    match = re.fullmatch(r"auto|cuda(?::(\d{1,9}))?", text)
+    match = re.fullmatch(r"auto|cuda(?::([0-9]{1,9}))?", text)
     if not match:
         raise UsageFailure(f"--device {text!r} is none of auto, cuda and cuda:<number>; {instead}")
     return int(match.group(1) or 0)
@@ -219,7 +219,10 @@ def gpu_indices(text: str) -> list[int]:
     Raises:
         UsageFailure: it names none, or one twice.
     """
-    indices = [_index(name, REPLAY) for name in text.split(",")]
+    names = text.split(",")
+    if len(names) > 1 and "" in names:
+        raise UsageFailure(f"--device {text!r} has nothing between two commas, or beside one")
+    indices = [_index(name, REPLAY) for name in names]
     if len(set(indices)) < len(indices):
         raise UsageFailure(f"--device {text} names a GPU twice")
     return indices

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Any, TypeVar
@@ -130,6 +130,9 @@ class Dealer:
 
     def _add(self, task: Task) -> Future[Any]:
         with self._changed:
+            if self._closed:
+                task.future.cancel()
+                return task.future
             self._tasks.append(task)
             self._abandon()
             self._changed.notify_all()
@@ -168,6 +171,8 @@ class Dealer:
             told, member.next = member.next, None
             if told is not None and not self._closed:
                 return told
+            if told is not None:  # it counts as begun, so that it cannot be cancelled any more
+                told.future.set_exception(CancelledError())
             while not self._closed and not member.aside:
                 task = self._take(member)
                 if task is not None:
@@ -208,9 +213,14 @@ class Dealer:
         with self._changed:
             if self._free or self._closed:
                 return
-            member.next = self._take(member, ahead=True)
-        if member.next is not None and member.next.ahead is not None:
-            member.next.ahead(member.bench)
+            told = member.next = self._take(member, ahead=True)
+        if told is None or told.ahead is None:
+            return
+        try:
+            told.ahead(member.bench)
+        except BaseException as error:  # the trial before it is measured all the same
+            member.next = None
+            told.future.set_exception(error)
 
     def _done(self, member: Member, task: Task, result: Any) -> None:
         if isinstance(result, Outcome | Instance):

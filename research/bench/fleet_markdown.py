@@ -8,15 +8,9 @@ from typing import Any
 from mjolnir.research.bench.targets import line_of
 
 HEAD = [
-    "campaign",
-    "devices",
-    "trials",
-    "trials/min",
-    "busy",
-    "idle between trials",
-    "devices apart",
-    "lost, asked again",
-]
+    "campaign", "devices", "trials", "trials/min", "busy", "idle between trials", "devices apart", "lost, asked again",
+    "each once",
+]  # fmt: skip
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -46,7 +40,7 @@ def _sum(figures: Mapping[str, Any]) -> str:
     same, buckets = figures["same_winners"], figures["buckets"]
     return (
         f"On two devices it tried {figures['speed_up']:.2f} times as many settings a minute as on one. In {same} of "
-        f"{buckets} buckets the decision of both, and the fastest that both saw, are the same within the noise. "
+        f"{buckets} buckets what both came to, and the fastest that both saw, are the same within the noise. "
         "Devices apart: by how much the default's time differs between them, at the point where that is most; every "
         "setting is timed beside the default on its own device. Each once: the trials' numbers leave none out, none "
         "is there twice."

@@ -181,9 +181,51 @@ def test_who_found_nothing_faster_is_not_the_same_for_leaving_what_is_in_force(b
 
     assert all(entry["same"] for entry in compare(leaves(both), leaves(both)).values())
     found = compare(leaves(both), leaves(blind(both)))
-    assert found["1"]["winners"][0] == found["1"]["winners"][1]
+    assert {winner["setting"] == WINNER.as_dict() for winner in found["1"]["winners"]} == {True}
     assert found["1"]["leads"][0]["ratio"]["value"] < 0.97 < found["1"]["leads"][1]["ratio"]["value"]
     assert not found["1"]["same"]
+
+
+def test_winners_that_were_not_measured_again_are_told_apart_by_the_search(both: list[Any]) -> None:
+    def ending(setting: Setting, ratio: tuple[float, float, float] | None) -> dict[str, Any]:
+        paper = ratio and dict(zip(("value", "low", "high"), ratio, strict=True))
+        body = {"bucket": 1, "setting": setting.as_dict(), "decision": "promote" if ratio else "not-proven"}
+        last = {"kind": "promotion", "tag": "live", "body": {**body, "certificate": {"ratio_default": paper}}}
+        return {"kind": "promotion", **last}
+
+    def same(*ends: dict[str, Any]) -> bool:
+        return bool(compare([*both, ends[0]], [*both, ends[1]])["1"]["same"])
+
+    proven, doubled = ending(WINNER, (0.9, 0.89, 0.91)), ending(WINNER, (0.5, 0.49, 0.51))
+    assert same(proven, proven)
+    assert not same(proven, doubled), "one setting, two times that are far apart"
+    assert same(ending(WINNER, None), proven)
+    never_tried = Setting(kv_stages=11, ctas_per_sm=1)
+    assert not same(ending(never_tried, None), ending(WINNER, None)), "nothing is known of the one"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"facts": None}, {"facts": {"lost": 3}}, {"facts": {"idle_ms": "x"}}, {"phases": {}}, {"timings": 5}]
+)
+def test_records_that_nothing_here_wrote_are_refused(both: list[Any], tmp_path: Path, changes: dict[str, Any]) -> None:
+    made = [{**r, "body": {**r["body"], **changes}} if r["kind"] == "trial" else r for r in both]
+    with pytest.raises(Failure, match="records that this version does not understand"):
+        live([save(tmp_path / "odd", made)], None)
+
+
+def test_lines_that_are_no_records_and_records_out_of_order_are_refused(both: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "ledger.jsonl").write_text("[1]\n")
+    with pytest.raises(Failure, match="a line is a JSON list, expected an object"):
+        live([tmp_path / "list"], None)
+    with pytest.raises(Failure, match="not in the order of their making"):
+        live([save(tmp_path / "back", both[::-1])], None)
+
+
+def test_a_run_is_held_against_one_on_fewer_devices(both: list[Any], tmp_path: Path) -> None:
+    first, second = save(tmp_path / "a", both), save(tmp_path / "b", both)
+    with pytest.raises(UsageFailure, match=r"2 devices, and .*a had 2; it goes with a run on fewer"):
+        live([first], second)
 
 
 def test_what_was_lost_with_a_worker_is_counted_and_told(both: list[Any]) -> None:

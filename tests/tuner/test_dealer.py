@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +111,48 @@ def test_each_trial_is_taken_once_and_passed_over_at_most_so_often(
         assert sorted(taken) == list(range(len(announced)))
         assert max(passed.values(), default=0) <= MOST_PASSED
         assert take(dealer, 0, tasks) is None
+
+
+def test_what_cannot_be_announced_fails_alone() -> None:
+    """The trial before it is measured: it was not what went wrong."""
+
+    def refuse(bench: Any) -> None:
+        raise OSError("no room for its binary")
+
+    started = threading.Event()
+
+    def work(bench: Any) -> Outcome:
+        started.wait(10)
+        return RIGHT
+
+    dealer = Dealer({"one": mock.Mock()})
+    busy = dealer.ask(dealer.members[0], work)  # so that both wait when the device looks ahead
+    first, second = dealer.deal(lambda bench: RIGHT, lambda bench: None), dealer.deal(lambda bench: RIGHT, refuse)
+    started.set()
+    assert busy.result(10) is RIGHT
+    assert first.result(10).status is Status.MEASURED
+    with pytest.raises(OSError, match="no room"):
+        second.result(10)
+    third = dealer.deal(lambda bench: RIGHT, lambda bench: None)
+    assert third.result(10).status is Status.MEASURED
+    dealer.close()
+
+
+def test_at_the_end_nobody_is_left_waiting() -> None:
+    """What a device was told of but has not begun ends, and so does what comes later."""
+    both_there, told, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def work(bench: Any) -> Outcome:
+        go_on.wait(10)
+        return RIGHT
+
+    dealer = Dealer({"one": mock.Mock(close=go_on.set)})
+    dealer.ask(dealer.members[0], lambda bench: both_there.wait(10))
+    first, second = dealer.deal(work, lambda bench: None), dealer.deal(work, lambda bench: told.set())
+    both_there.set()
+    assert told.wait(10)
+    dealer.close()
+    assert first.result(10).status is Status.MEASURED
+    for late in (second, dealer.deal(work, lambda bench: None)):
+        with pytest.raises(CancelledError):
+            late.result(10)

@@ -23,6 +23,9 @@ def test_each_run_has_a_line_and_their_comparison_is_told() -> None:
     runs = {"both": run([87, 81], 0.0051, lost=3), "one": run([168], 0.0, idle=None)}
     figures = {"speed_up": 1.971, "same_winners": 5, "buckets": 6}
     lines = page({"runs": runs, "figures": figures}).splitlines()
+    assert lines[0].startswith("| campaign | devices |")
+    assert lines[0].endswith("| each once |")
+    assert len({line.count("|") for line in lines[:4]}) == 1
     assert lines[2] == "| both | 2 | 168 (87 + 81) | 705 | 99.0% | 0.025 ms | 0.5% | 3 | no |"
     assert lines[3] == "| one | 1 | 168 | 705 | 99.0% | - |  | 0 | yes |"
     assert "1.97 times as many settings a minute" in lines[-1]

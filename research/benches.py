@@ -26,6 +26,9 @@ Problem = tuple[Geometry, Placement, Workload]
 
 REPLAY = "try --device replay (packaged H200 recording)"
 
+MOST_UNSEEN = 16
+"""GPUs for which processes are started before it is known that they are there: no host has many more."""
+
 
 def choose(
     request: Request,
@@ -188,6 +191,8 @@ def problem_of(request: Request, campaign: Mapping[str, Any] | None) -> Problem:
 def _gpus(request: Request, problem: Problem, stop: Callable[[], bool], shared: Hardware | None) -> Bench:
     """The bench of the GPU that is asked for, or of the several together."""
     indices = gpu_indices(request.device)
+    if len(indices) > MOST_UNSEEN:
+        require_devices(indices, REPLAY)
     from mjolnir.research.hardware import Hardware
     from mjolnir.tuner.fleet import FleetBench
 

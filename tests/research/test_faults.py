@@ -78,6 +78,7 @@ def test_a_device_that_fails_in_a_campaign_is_a_failure_with_words(
         (Request(device="replay", gate_url="http://127.0.0.1:1/metrics"), UsageFailure, "a replay measures nothing"),
         (Request(device="cuda:0,cuda:0"), UsageFailure, "names a GPU twice"),
         (Request(device="cuda:0,cpu"), UsageFailure, "none of auto, cuda"),
+        (Request(device="cuda:1,"), UsageFailure, "'cuda:1,' has nothing between two commas, or beside one"),
         (Request(device="cuda:0,cuda:9"), MissingFailure, "no CUDA device 9"),
         (Request(device="cuda:0", gate_url="file:///etc/passwd"), UsageFailure, "write http://HOST:PORT/metrics"),
         (Request(device="cuda:0", gate_url="http://127.0.0.1:1/metrics"), Failure, "cannot be read"),
@@ -92,6 +93,20 @@ def test_what_cannot_be_asked_for_is_said(
     with pytest.raises(failure, match=words) as caught:
         benches.choose(request_, None, 0)
     assert type(caught.value) is failure
+
+
+def test_a_long_list_of_devices_starts_no_process_before_they_are_known_to_be_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def started(*_: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("mjolnir.research.hardware.Hardware.worker", started)
+    monkeypatch.setattr("mjolnir.research.hardware.Hardware.pool", started)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(MissingFailure, match="no CUDA device 2: there are 2"):
+        benches.choose(Request(device=",".join(f"cuda:{index}" for index in range(5000))), None, 0)
 
 
 def test_several_devices_are_one_bench_with_one_compile_pool(

@@ -30,6 +30,7 @@ CEILING_US, CEILING_BYTES_PER_US, CEILING_SLACK = 2.4, 4.68e6, 1.03
 
 TARGETS: Mapping[str, tuple[str, float]] = {
     "geomean_vs_best_peer": (">=", 1.40), "worst_vs_best_peer": (">=", 1.0),
+    "points_below_best_peer": ("<=", 0),
     "ceiling_share_1gb": (">=", 0.94), "ceiling_share_512mb": (">=", 0.93), "ceiling_share_256mb": (">=", 0.92),
     "ceiling_share_128mb": (">=", 0.86), "ceiling_share_64mb": (">=", 0.80), "ceiling_share_32mb": (">=", 0.70),
     "us_1x4096": ("<=", 7.5), "page16_vs_page64_max": ("<=", 1.12), "nhd_vs_hnd_max": ("<=", 1.05),

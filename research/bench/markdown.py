@@ -114,6 +114,7 @@ def _origin(taken: Mapping[str, Any]) -> str:
     return (
         f"{taken['device']}, {named}. Microseconds of one launch, fp8 KV, bf16 query, cold L2, merges and what is done "
         f"to Q included; each peer in its fastest way, in bold the fastest of them. In brackets 95 % intervals. "
-        f"`us_1x4096` is taken otherwise: in the chain in which a layer is served, with writers of Q and KV before it "
-        f"and a reader of O behind it, less the chain without it." + (f" Not run: {missing}." if missing else "")
+        f"`points_below_best_peer` counts the points whose whole interval lies below 1. `us_1x4096` is taken "
+        f"otherwise: in the chain in which a layer is served, with writers of Q and KV before it and a reader of "
+        f"O behind it, less the chain without it." + (f" Not run: {missing}." if missing else "")
     )

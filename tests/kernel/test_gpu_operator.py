@@ -64,6 +64,8 @@ def check(out: torch.Tensor, lse: torch.Tensor, wanted: dict[str, Any]) -> None:
         Geometry(16, 2, 256),
         Geometry(64, 8, q_len=8),
         Geometry(32, 8, q_format="fp8"),
+        Geometry(16, 2, 256, q_format="fp8"),
+        Geometry(40, 8, 256, page_size=16, q_format="fp8"),
     ],
     ids=str,
 )

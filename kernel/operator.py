@@ -132,7 +132,8 @@ def decode(
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message says which and why. No tensor was written to.
-        RuntimeError: the tensors are on no GPU, or on one that no engine supports.
+        RuntimeError: the tensors are on no GPU, or on one that no engine supports; torch's own, which names the
+            argument, where `scale`, `q_len` or `causal` is no number.
         mjolnir.kernel.cache.CompileError: the kernel did not compile.
     """
     for name, value, kinds, expected in (
@@ -142,9 +143,6 @@ def decode(
         ("seq_lens", seq_lens, Tensor, "a tensor"),
         ("k_scale", k_scale, Tensor, "f32 on the GPU: torch.tensor(1.0, device=...)"),
         ("v_scale", v_scale, Tensor, "f32 on the GPU: torch.tensor(1.0, device=...)"),
-        ("scale", scale, (float, int, NoneType), "a number, or None"),
-        ("q_len", q_len, int, "a whole number"),
-        ("causal", causal, bool, "True or False"),
         ("q_format", q_format, str, "native or fp8"),
         ("layout", layout, (str, NoneType), f"one of {', '.join(LAYOUTS)}, or None"),
         ("out", out, (Tensor, NoneType), "a tensor, or None"),

@@ -79,10 +79,8 @@ class KernelMaker:
         from mjolnir.kernel import cache
         from mjolnir.kernel.variant import Variant
 
-        built = cache.build(Variant.of(setting, geometry, self._device, engine=engine), self._folder)
-        if built.spill_bytes:
-            raise cache.CompileError(f"{setting} spills {built.spill_bytes} bytes of registers a thread")
-        cache.load(built)
+        variant = Variant.of(setting, geometry, self._device, engine=engine)
+        cache.load(cache.build_runnable(variant, setting, self._folder))
         cache.load(cache.build_plan(self._device.arch, self._folder))
 
     def make(self, geometry: Geometry, setting: Setting, engine: str, max_batch: int) -> Launcher:

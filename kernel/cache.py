@@ -23,6 +23,7 @@ from typing import Any
 
 from mjolnir.kernel import cross
 from mjolnir.kernel.cubin import read_resources
+from mjolnir.kernel.knobs import Setting
 from mjolnir.kernel.sources import kernel_hash
 from mjolnir.kernel.variant import Variant
 
@@ -127,6 +128,22 @@ def build(variant: Variant, folder: Path | None = None, host: str | None = None)
 
     key = key_of(variant, host)
     return _find_or_compile(key, variant.arch, variant.smem_bytes, target, open_folder(folder), host)
+
+
+def build_runnable(variant: Variant, setting: Setting, folder: Path | None = None) -> Built:
+    """`build`, for who will run it.
+
+    Args:
+        variant, folder: as there.
+        setting: that the variant runs, for the message.
+
+    Raises:
+        CompileError: as there, or its registers spill.
+    """
+    built = build(variant, folder)
+    if built.spill_bytes:
+        raise CompileError(f"{setting} spills {built.spill_bytes} bytes of registers a thread")
+    return built
 
 
 def find(variant: Variant, folder: Path | None = None) -> Built | None:

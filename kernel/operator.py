@@ -10,6 +10,7 @@ setting is given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from types import NoneType
 from typing import Literal, overload
@@ -33,6 +34,19 @@ MAX_RUNNERS = 64
 """Runners kept; beyond, the one that was not used for the longest time goes, unless a graph was captured with it."""
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_TENSOR = (Tensor,), "a tensor"
+_SCALE = (Tensor,), "f32 on the GPU: torch.tensor(1.0, device=...)"
+_OPTIONAL = (Tensor, NoneType), "a tensor, or None"
+EXPECTED: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "query": _TENSOR, "block_table": _TENSOR, "seq_lens": _TENSOR, "k_scale": _SCALE, "v_scale": _SCALE,
+    "out": _OPTIONAL, "q_mul": _OPTIONAL, "o_mul": _OPTIONAL,
+    "kv_cache": ((Tensor, tuple, list), "a tensor, or K and V apart"),
+    "q_format": ((str,), "native or fp8"),
+    "layout": ((str, NoneType), f"one of {', '.join(LAYOUTS)}, or None"),
+    "setting": ((Setting, NoneType), "a Setting, or None"),
+}  # fmt: skip
+"""The types of the arguments of `decode` that are no numbers, and what to pass, in words."""
 
 
 @overload
@@ -136,20 +150,12 @@ def decode(
             argument, where `scale`, `q_len` or `causal` is no number.
         mjolnir.kernel.cache.CompileError: the kernel did not compile.
     """
-    for name, value, kinds, expected in (
-        ("query", query, Tensor, "a tensor"),
-        ("kv_cache", kv_cache, (Tensor, tuple, list), "a tensor, or K and V apart"),
-        ("block_table", block_table, Tensor, "a tensor"),
-        ("seq_lens", seq_lens, Tensor, "a tensor"),
-        ("k_scale", k_scale, Tensor, "f32 on the GPU: torch.tensor(1.0, device=...)"),
-        ("v_scale", v_scale, Tensor, "f32 on the GPU: torch.tensor(1.0, device=...)"),
-        ("q_format", q_format, str, "native or fp8"),
-        ("layout", layout, (str, NoneType), f"one of {', '.join(LAYOUTS)}, or None"),
-        ("out", out, (Tensor, NoneType), "a tensor, or None"),
-        ("q_mul", q_mul, (Tensor, NoneType), "a tensor, or None"),
-        ("o_mul", o_mul, (Tensor, NoneType), "a tensor, or None"),
-        ("setting", setting, (Setting, NoneType), "a Setting, or None"),
-    ):
+    for name, value in (
+        ("query", query), ("kv_cache", kv_cache), ("block_table", block_table), ("seq_lens", seq_lens),
+        ("k_scale", k_scale), ("v_scale", v_scale), ("q_format", q_format), ("layout", layout), ("out", out),
+        ("q_mul", q_mul), ("o_mul", o_mul), ("setting", setting),
+    ):  # fmt: skip
+        kinds, expected = EXPECTED[name]
         if not isinstance(value, kinds):
             raise TypeError(f"{name} is {type(value).__name__}; expected {expected}")
     if query.dim() != 3 or seq_lens.dim() != 1 or query.shape[0] != seq_lens.shape[0] * q_len:
@@ -216,10 +222,10 @@ def _works(geometry: Geometry, device: Device, bucket: int, optional: tuple[bool
     for setting in said:
         variant = Variant.of(setting, geometry, device, lse=lse, q_mul=q_mul, o_mul=o_mul)
         try:
-            if not binaries.build(variant).spill_bytes:
-                return setting
+            binaries.build_runnable(variant, setting)
         except binaries.CompileError:
             continue
+        return setting
     return said[0]
 
 

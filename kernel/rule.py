@@ -96,10 +96,9 @@ FITTED_ON = ("NVIDIA H200",)
 """The devices that it was fitted on."""
 
 
-@lru_cache(maxsize=4096)
 def built_in(geometry: Geometry, device: Device, batch: int) -> Setting:
     """What the rule in force says."""
-    return BUILT_IN.setting(geometry, device, batch)
+    return answers(geometry, device, batch)[0]
 
 
 @lru_cache(maxsize=4096)

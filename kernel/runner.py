@@ -83,9 +83,7 @@ class Runner:
             raise ValueError(f"max_batch = {max_batch} is not between 1 and {MAX_BATCH}")
         self.max_batch, self.capacity, self.max_splits = max_batch, capacity, setting.max_splits
         self._default_scale = geometry.head_dim**-0.5
-        self.built = cache.build(self.variant, folder)
-        if self.built.spill_bytes:
-            raise cache.CompileError(f"{setting} spills {self.built.spill_bytes} bytes of registers a thread")
+        self.built = cache.build_runnable(self.variant, setting, folder)
         self._launch = cache.load(self.built)
         self._launch_plan = cache.load(cache.build_plan(device.arch, folder))
         self._device = torch.device(cuda_device)

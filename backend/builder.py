@@ -31,12 +31,6 @@ from mjolnir.kernel.geometry import Placement
 log = logging.getLogger(__name__)
 
 
-_FORCED = (
-    f"MJOLNIR_ATTN_KV_LAYOUT = {{}} is taken as it is, but vLLM's own KV caches are {SHAPE} in every memory order "
-    f"(VLLM_KV_CACHE_LAYOUT chooses that): where the cache does not fit, the first step on Mjolnir fails; leave it out"
-)
-
-
 class MjolnirBuilder:
     """Put before a stock metadata builder, whose `__init__`, `build` and class methods it calls.
 
@@ -91,7 +85,7 @@ class MjolnirBuilder:
             logs.banner(log, wanted=settings.banner)
             logs.once(log, start_line(service, self.mjolnir_fallback, settings_given(sources(os.environ))))
             if settings.kv_layout not in (None, SHAPE):
-                log.warning("%s", _FORCED.format(settings.kv_layout))
+                logs.once(log, _forced(settings.kv_layout), logging.WARNING)
         return service
 
     def _placement(self, heads_kv: int) -> Placement:
@@ -158,6 +152,15 @@ def _described(service: Service, decode: Decode, step: Any) -> DecodeMetadata:
         step.max_seq_len, step.query_start_loc, step.seq_lens, step.block_table_tensor, step.slot_mapping, causal,
         service.margin, service.geometry.page_size,
     )  # fmt: skip
+
+
+def _forced(layout: str | None) -> str:
+    """The warning of a layout that vLLM's own caches have not."""
+    return (
+        f"MJOLNIR_ATTN_KV_LAYOUT = {layout} is taken as it is, but vLLM's own KV caches are {SHAPE} in every memory "
+        f"order (VLLM_KV_CACHE_LAYOUT chooses that): where the cache does not fit, the first step on Mjolnir fails; "
+        f"leave it out"
+    )
 
 
 def _our_layers(config: Any) -> list[Any]:

@@ -17,11 +17,11 @@ HAMMER = r"""
 _said: set[str] = set()
 
 
-def once(log: logging.Logger, text: str) -> None:
+def once(log: logging.Logger, text: str, level: int = logging.INFO) -> None:
     """Log `text`, if it was not logged before."""
     if text not in _said:
         _said.add(text)
-        log.info("%s", text)
+        log.log(level, "%s", text)
 
 
 def plain(text: object) -> str:

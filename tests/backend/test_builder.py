@@ -303,6 +303,7 @@ def test_a_layout_that_vllm_has_not_is_warned_of_at_the_start(caplog: pytest.Log
     serve(settings(kv_layout="BHN2D"))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     serve(settings(kv_layout="2BNHD"))
+    serve(settings(kv_layout="2BNHD"))  # another KV group: it is told once
     (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert told.startswith("MJOLNIR_ATTN_KV_LAYOUT = 2BNHD is taken as it is, but vLLM's own KV caches are BHN2D")
 

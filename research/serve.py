@@ -191,17 +191,14 @@ def in_all(given: Mapping[str, str]) -> dict[str, str]:
     Raises:
         UsageFailure: JSON or a file that vLLM could not read.
     """
-    found = dict(given)
-    if ATTENTION in given:
-        backend = _object(ATTENTION, given[ATTENTION]).get("backend")
-        found |= {"--attention-backend": str(backend)} if backend else {}
-    if given.get(FILE):
-        found = {f"--{name.replace('_', '-')}": value for name, value in _read(given[FILE]).items()} | found
+    found = {**(_read(given[FILE]) if given.get(FILE) else {}), **given}
+    if backend := _object(ATTENTION, found.get(ATTENTION, "")).get("backend"):
+        found["--attention-backend"] = str(backend)
     return found
 
 
 def _read(path: str) -> dict[str, str]:
-    """A file of options, `name: value`, as text; empty where nothing here reads YAML, which vLLM brings along."""
+    """A file of options, `name: value`, as `options` has them; empty where nothing reads YAML, which vLLM brings."""
     if find_spec("yaml") is None:
         return {}
     import yaml
@@ -212,7 +209,10 @@ def _read(path: str) -> dict[str, str]:
         raise UsageFailure(f"{FILE} {path} cannot be read: {error}") from error
     if not isinstance(held, Mapping):
         raise UsageFailure(f"{FILE} {path} holds no options, `name: value` in every line")
-    return {str(name): json.dumps(value) if isinstance(value, Mapping) else str(value) for name, value in held.items()}
+    return {
+        f"--{str(name).replace('_', '-')}": json.dumps(value) if isinstance(value, Mapping) else str(value)
+        for name, value in held.items()
+    }
 
 
 def _object(name: str, text: str) -> Mapping[str, Any]:

@@ -155,6 +155,10 @@ def test_what_an_option_says_in_json_or_in_a_file_counts(model: Path, tmp_path: 
     assert [warning.split(";")[0] for warning in made.warnings] == [
         "--attention-backend FLASH_ATTN is not Mjolnir's"
     ]  # fmt: skip
+    file.write_text("attention_config:\n  backend: TRITON_ATTN\n")
+    made = plan(model, "--config", str(file))
+    assert "--attention-backend" not in made.command, "the file names one"
+    assert "TRITON_ATTN is not Mjolnir's" in made.warnings[0]
     for text, words in (("[1, 2]", "holds no options"), ("a: [", "cannot be read")):
         file.write_text(text)
         with pytest.raises(UsageFailure, match=words):

@@ -60,27 +60,25 @@ def vllm_tables(root: Path) -> str:
 
 def worth_table(root: Path) -> str:
     """What each knob is worth, and what the built-in rule costs, on every card of which there are results."""
-    pages = ((KNOB_RESULTS, knobs_markdown.page), (RULE_RESULTS, rule_markdown.page))
-    parts = [
-        page(json.loads(path.read_text("utf-8")))
-        for pattern, page in pages
-        for path in sorted((root / RESULTS).glob(pattern))
-    ]
+    parts = [*_pages(root, KNOB_RESULTS, knobs_markdown.page), *_pages(root, RULE_RESULTS, rule_markdown.page)]
     return "\n".join(parts) or "No results of a recording are committed yet.\n"
 
 
 def campaigns_table(root: Path) -> str:
     """What live campaigns proved on every card of which there are results."""
-    paths = sorted((root / RESULTS).glob(LIVE_RESULTS))
-    parts = [live_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
+    parts = _pages(root, LIVE_RESULTS, live_markdown.page)
     return "\n".join(part for part in parts if part) or "No campaigns are committed yet.\n"
 
 
 def fleet_table(root: Path) -> str:
     """What more devices of a host gained, of every kind of which there are results."""
-    paths = sorted((root / RESULTS).glob(FLEET_RESULTS))
-    parts = [fleet_markdown.page(json.loads(path.read_text("utf-8"))) for path in paths]
+    parts = _pages(root, FLEET_RESULTS, fleet_markdown.page)
     return "\n".join(parts) or "No campaign on several devices is committed yet.\n"
+
+
+def _pages(root: Path, pattern: str, page: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """`page` of each result file whose name fits the pattern."""
+    return [page(json.loads(path.read_text("utf-8"))) for path in sorted((root / RESULTS).glob(pattern))]
 
 
 def speed_table(root: Path) -> str:

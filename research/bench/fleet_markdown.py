@@ -17,7 +17,8 @@ def page(results: Mapping[str, Any]) -> str:
     """A line for each run, and how two of them compare."""
     lines = [line_of(HEAD), line_of(["---"] * len(HEAD))]
     lines += [line_of([tag, *_cells(run)]) for tag, run in results["runs"].items()]
-    return "\n".join([*lines, "", _sum(results["figures"]), ""])
+    most = max(len(run["devices"]) for run in results["runs"].values())
+    return "\n".join([*lines, "", _sum(results["figures"], most), ""])
 
 
 def _cells(run: Mapping[str, Any]) -> list[str]:
@@ -36,11 +37,11 @@ def _cells(run: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _sum(figures: Mapping[str, Any]) -> str:
+def _sum(figures: Mapping[str, Any], devices: int) -> str:
     same, buckets = figures["same_winners"], figures["buckets"]
     return (
-        f"On two devices it tried {figures['speed_up']:.2f} times as many settings a minute as on one. In {same} of "
-        f"{buckets} buckets what both came to, and the fastest that both saw, are the same within the noise. "
+        f"On {devices} devices it tried {figures['speed_up']:.2f} times as many settings a minute as on one. In {same} "
+        f"of {buckets} buckets what both came to, and the fastest that both saw, are the same within the noise. "
         "Devices apart: by how much the default's time differs between them, at the point where that is most; every "
         "setting is timed beside the default on its own device. Each once: the trials' numbers leave none out, none "
         "is there twice."

@@ -28,5 +28,5 @@ def test_each_run_has_a_line_and_their_comparison_is_told() -> None:
     assert len({line.count("|") for line in lines[:4]}) == 1
     assert lines[2] == "| both | 2 | 168 (87 + 81) | 705 | 99.0% | 0.025 ms | 0.5% | 3 | no |"
     assert lines[3] == "| one | 1 | 168 | 705 | 99.0% | - |  | 0 | yes |"
-    assert "1.97 times as many settings a minute" in lines[-1]
+    assert "On 2 devices it tried 1.97 times as many settings a minute" in lines[-1]
     assert "In 5 of 6 buckets" in lines[-1]
